@@ -60,7 +60,7 @@ export function Decisions({ of }: { of: { tool_id: string } | { guardrail_id: st
     <ListView
       label={strings.guardrails.decisionsTab}
       list={list}
-      action="guardrails:ListGuardrailEvaluations"
+      operation={listGuardrailEvaluations}
       columns={columns}
       fields={
         <ChoiceField

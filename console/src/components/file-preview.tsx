@@ -63,7 +63,7 @@ export function FilePreview({ file }: { file: FileRecord }) {
     gcTime: 0,
   })
   return (
-    <Loaded query={content} action="files:DownloadFile">
+    <Loaded query={content} operation={downloadFile}>
       {shown => {
         if (shown.kind === 'image') return <BlobImage blob={shown.blob} name={visible(file.filename)} />
         if (shown.kind === 'none')

@@ -61,7 +61,7 @@ const components: Components = {
 
 /** Text of a model or a user as Markdown, without HTML and without images; what is costly to parse is shown as text. */
 function Markdown({ text }: { text: string }) {
-  if (isCostlyMarkdown(text)) return <Value value={text} label={strings.value.text} />
+  if (isCostlyMarkdown(text)) return <Value value={text} label={strings.text} />
   return (
     <ReactMarkdown components={components} urlTransform={url => url} rehypePlugins={[showHidden]}>
       {text}

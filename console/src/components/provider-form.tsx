@@ -31,7 +31,7 @@ export function ProviderForm({ projectId, onDone }: { projectId: string; onDone:
   const form = useForm({
     initialValues: { name: '', provider: 'openai' as AiProviderInput['provider'], model: '', key: '', url: '' },
     validate: {
-      name: value => (value.trim() ? null : texts.name),
+      name: value => (value.trim() ? null : strings.name),
       model: value => (value.trim() ? null : texts.modelHelp),
     },
   })
@@ -64,7 +64,7 @@ export function ProviderForm({ projectId, onDone }: { projectId: string; onDone:
   return (
     <form onSubmit={form.onSubmit(values => connect.mutate(values))}>
       <Stack gap="md">
-        <TextInput label={texts.name} required data-autofocus {...form.getInputProps('name')} />
+        <TextInput label={strings.name} required data-autofocus {...form.getInputProps('name')} />
         <Select label={texts.provider} data={VENDORS} allowDeselect={false} {...form.getInputProps('provider')} />
         <TextInput label={texts.model} description={texts.modelHelp} required {...form.getInputProps('model')} />
         <PasswordInput

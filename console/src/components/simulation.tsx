@@ -43,7 +43,7 @@ export function Simulation({ projectId, unsaved }: { projectId: string; unsaved?
   const keys = useQuery({
     queryKey: ['keys', projectId, 'names'],
     queryFn: async ({ signal }) => listProjectKeys(api, { project_id: projectId }, { signal }).all({ max: 500 }),
-    enabled: isAllowed('project-keys:ListProjectKeys') === true,
+    enabled: isAllowed(listProjectKeys) === true,
     staleTime: 10_000,
   })
   const principals =

@@ -99,6 +99,6 @@ function follow(projectId: string, cache: QueryClient, signal: AbortSignal): voi
 /** Keeps the lists of a project up to date by its activity while the tab is visible. */
 export function useActivity(projectId: string | undefined): void {
   const cache = useQueryClient()
-  const isAllowed = usePermissions(projectId)('activity:ListActivity') === true
+  const isAllowed = usePermissions(projectId)(streamActivity) === true
   useWhileVisible(projectId, (id, signal) => follow(id, cache, signal), isAllowed)
 }

@@ -1,6 +1,6 @@
 import { Button, Stack, TextInput } from '@mantine/core'
 import { useForm } from '@mantine/form'
-import { createProject } from '@muster/client/operations'
+import { createProject, listProjects } from '@muster/client/operations'
 import { IconFolderPlus, IconLock } from '@tabler/icons-react'
 import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { Navigate, useNavigate } from '@tanstack/react-router'
@@ -14,7 +14,7 @@ export function Home() {
   const projects = useProjects()
   const me = useMe()
   return (
-    <Loaded query={projects} action="projects:ListProjects">
+    <Loaded query={projects} operation={listProjects}>
       {({ data }) => {
         if (data.length > 0) return <Navigate to="/p/$projectId/start" params={{ projectId: data[0].id }} replace />
         if (me.data?.role !== 'admin')

@@ -5,9 +5,11 @@ import {
   getWorkflowBoard,
   getWorkflowVersion,
   listTasks,
+  pauseTask,
   resumeTask,
   retryTask,
   transitionTask,
+  updateTask,
 } from '@muster/client/operations'
 import { IconBolt, IconDots, IconFlag, IconUser } from '@tabler/icons-react'
 import { useMutation, useQueries, useQuery, useQueryClient } from '@tanstack/react-query'
@@ -42,7 +44,7 @@ function useTransitions(workflow: Workflow, tasks: Task[]): (task: Task) => Work
     queries: others.map(version => ({
       queryKey: ['workflow', workflow.id, 'version', version],
       queryFn: async () => getWorkflowVersion(api, { workflow_id: workflow.id, version: String(version) }),
-      enabled: isAllowed('workflows:GetWorkflowVersion') === true,
+      enabled: isAllowed(getWorkflowVersion) === true,
       staleTime: Number.POSITIVE_INFINITY,
     })),
   })
@@ -53,7 +55,7 @@ function useTransitions(workflow: Workflow, tasks: Task[]): (task: Task) => Work
     ),
   ])
   return ({ status, state, workflow_version, pending_transition }) =>
-    status === 'open' && !pending_transition && isAllowed('tasks:TransitionTask')
+    status === 'open' && !pending_transition && isAllowed(transitionTask)
       ? (byVersion.get(workflow_version) ?? []).filter(({ from }) => from.includes(state))
       : []
 }
@@ -88,7 +90,7 @@ export function Board({ workflow }: { workflow: Workflow }) {
   const { filters, setFilters } = useFilters()
   return (
     <>
-      <Loaded query={board} action="tasks:ListTasks">
+      <Loaded query={board} operation={listTasks}>
         {data => <Columns workflow={workflow} board={data} />}
       </Loaded>
       <TaskDrawer taskId={filters.task} workflow={workflow} onClose={() => setFilters({ task: undefined })} />
@@ -341,22 +343,22 @@ function TaskMenu({
   const isOpen = task.status === 'open'
   const mayRetry = isOpen && ['failed', 'unrouted'].includes(task.automation_status ?? '')
   const items = [
-    isAllowed('tasks:UpdateTask') && (
+    isAllowed(updateTask) && (
       <Menu.Item key="assign" onClick={() => onDialog({ kind: 'assign', task })}>
         {texts.assign}
       </Menu.Item>
     ),
-    isOpen && !task.pause_requested_at && isAllowed('tasks:PauseTask') && (
+    isOpen && !task.pause_requested_at && isAllowed(pauseTask) && (
       <Menu.Item key="pause" onClick={() => onDialog({ kind: 'pause', task })}>
         {texts.pause}
       </Menu.Item>
     ),
-    isOpen && task.pause_requested_at && isAllowed('tasks:ResumeTask') && (
+    isOpen && task.pause_requested_at && isAllowed(resumeTask) && (
       <Menu.Item key="resume" onClick={() => command.mutate(async () => resumeTask(api, { task_id: task.id }))}>
         {texts.resume}
       </Menu.Item>
     ),
-    mayRetry && isAllowed('tasks:RetryTask') && (
+    mayRetry && isAllowed(retryTask) && (
       <Menu.Item key="retry" onClick={() => command.mutate(async () => retryTask(api, { task_id: task.id }))}>
         {texts.retry}
       </Menu.Item>

@@ -8,14 +8,17 @@ import withdrawing from 'fields:withdrawCaseEvidence'
 import { Badge, Button, Card, Group, Stack, Text, Textarea, Timeline } from '@mantine/core'
 import type { Case, CaseEvidence, CaseLink, CasePatch, CaseTimelineEntry, PlaybookExecution } from '@muster/client'
 import {
+  addCaseEvidence,
   closeCase,
   commentCase,
   deleteCase,
   getCase,
+  getPlaybookExecution,
   linkCase,
   listCaseEvidence,
   listCaseLinks,
   listCaseTimeline,
+  listExports,
   listPlaybookExecutions,
   reopenCase,
   resolveCase,
@@ -26,8 +29,8 @@ import {
 } from '@muster/client/operations'
 import { IconEdit, IconLink, IconPaperclip, IconPlayerPlay } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
-import { useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
+import { useIds } from '#address.ts'
 import { api, BUSY_MS, every, POLL_MS } from '#api.ts'
 import { usePlaybooks } from '#choices.ts'
 import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
@@ -35,6 +38,7 @@ import { CommandButton, CommandForm } from '#components/command-form.tsx'
 import { type Column, ListView, RecordLink, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Facts, Section } from '#components/record.tsx'
+import { RecordPage, RemoveButton } from '#components/record-page.tsx'
 import { FailureAlert, Loaded, Notice } from '#components/states.tsx'
 import { visible, When } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
@@ -52,16 +56,16 @@ const ENTRIES = 100
 
 /** A case: its state, what is being done, and the record of what was done. */
 export function CaseView() {
-  const { caseId } = useParams({ strict: false }) as { caseId: string }
-  const record = useQuery<Case>({
-    queryKey: ['case', caseId],
-    queryFn: async ({ signal }) => getCase(api, { case_id: caseId }, { signal }),
-    refetchInterval: query => every(query.state.data?.status === 'in_progress' ? BUSY_MS : POLL_MS)(query),
-  })
+  const { caseId } = useIds()
   return (
-    <Loaded query={record} action="cases:GetCase">
+    <RecordPage
+      queryKey={['case', caseId]}
+      get={getCase}
+      ids={{ case_id: caseId }}
+      refetchInterval={query => every(query.state.data?.status === 'in_progress' ? BUSY_MS : POLL_MS)(query)}
+    >
       {found => <CasePage record={found} />}
-    </Loaded>
+    </RecordPage>
   )
 }
 
@@ -99,11 +103,11 @@ function CasePage({ record }: { record: Case }) {
             [texts.endUser, record.actor_id && <span className="mono">{record.actor_id}</span>],
             [texts.outcome, record.outcome && visible(record.outcome)],
             [strings.tasks.note, record.outcome_note && visible(record.outcome_note)],
-            [strings.agents.created, <When key="created" at={record.created_at} />],
+            [strings.created, <When key="created" at={record.created_at} />],
           ]}
         />
       </Section>
-      {active_execution_id && isAllowed('playbooks:GetExecution') && (
+      {active_execution_id && isAllowed(getPlaybookExecution) && (
         <ActiveExecution executionId={active_execution_id} caseId={id} />
       )}
       <AddressTabs
@@ -115,7 +119,7 @@ function CasePage({ record }: { record: Case }) {
             content: () => <Evidence record={record} />,
           },
           { value: 'links', title: texts.links, content: () => <Links record={record} /> },
-          ...(isAllowed('playbooks:ListExecutions') !== false
+          ...(isAllowed(listPlaybookExecutions) !== false
             ? [
                 {
                   value: 'executions',
@@ -134,7 +138,7 @@ function CasePage({ record }: { record: Case }) {
                 <Value value={record.fields} label={texts.fields} />
               ),
           },
-          ...(isAllowed('cases:ListExports') !== false
+          ...(isAllowed(listExports) !== false
             ? [
                 {
                   value: 'exports',
@@ -155,30 +159,28 @@ function CasePage({ record }: { record: Case }) {
 function CaseActions({ record }: { record: Case }) {
   const { id, status, active_execution_id } = record
   const isAllowed = usePermissions(record.project_id)
-  const navigate = useNavigate()
   const stale = staleOf(record)
   const isIdle = active_execution_id === null
   return (
     <>
-      {isAllowed('cases:DeleteCase') && isIdle && (
-        <ActionButton
-          size="sm"
-          label={strings.remove}
+      {isIdle && (
+        <RemoveButton
+          operation={deleteCase}
+          ids={{ case_id: id }}
           question={texts.deleteText}
-          run={async () => deleteCase(api, { case_id: id })}
           stale={[['cases', record.project_id]]}
-          onDone={() => void navigate({ to: `/p/${record.project_id}/cases` })}
+          list="cases"
         />
       )}
-      {isAllowed('cases:UpdateCase') && status !== 'closed' && (
+      {isAllowed(updateCase) && status !== 'closed' && (
         <FormButton
-          label={texts.edit}
+          label={strings.edit}
           variant="default"
           leftSection={<IconEdit size={16} />}
           form={close => <CaseEditForm record={record} onDone={close} />}
         />
       )}
-      {isAllowed('cases:ReopenCase') && ['resolved', 'closed'].includes(status) && (
+      {isAllowed(reopenCase) && ['resolved', 'closed'].includes(status) && (
         <CommandButton
           label={texts.reopen}
           schema={reopening}
@@ -186,7 +188,7 @@ function CaseActions({ record }: { record: Case }) {
           stale={stale}
         />
       )}
-      {isAllowed('cases:CloseCase') && isIdle && ['open', 'resolved'].includes(status) && (
+      {isAllowed(closeCase) && isIdle && ['open', 'resolved'].includes(status) && (
         <CommandButton
           label={texts.close}
           schema={closing}
@@ -194,7 +196,7 @@ function CaseActions({ record }: { record: Case }) {
           stale={stale}
         />
       )}
-      {isAllowed('cases:ResolveCase') && isIdle && status === 'open' && (
+      {isAllowed(resolveCase) && isIdle && status === 'open' && (
         <CommandButton
           label={texts.resolve}
           schema={resolving}
@@ -202,7 +204,7 @@ function CaseActions({ record }: { record: Case }) {
           stale={stale}
         />
       )}
-      {isAllowed('playbooks:StartExecution') && isIdle && ['open', 'resolved'].includes(status) && (
+      {isAllowed(startPlaybookExecution) && isIdle && ['open', 'resolved'].includes(status) && (
         <FormButton
           label={texts.startExecution}
           leftSection={<IconPlayerPlay size={16} />}
@@ -266,8 +268,8 @@ function CaseTimeline({ record }: { record: Case }) {
   })
   return (
     <Stack gap="lg">
-      {status !== 'closed' && isAllowed('cases:CommentCase') && <CommentForm record={record} />}
-      <Loaded query={timeline} action="cases:GetCase">
+      {status !== 'closed' && isAllowed(commentCase) && <CommentForm record={record} />}
+      <Loaded query={timeline} operation={getCase}>
         {({ entries, total }) => (
           <Card withBorder padding="lg" radius="lg">
             <Timeline bulletSize={14} lineWidth={2} active={entries.length} aria-label={texts.timeline}>
@@ -377,7 +379,7 @@ function Evidence({ record }: { record: Case }) {
   const list = useList<CaseEvidence>(['case', record.id, 'evidence', record.updated_at], async (_, bounds, signal) =>
     listCaseEvidence(api, { case_id: record.id, ...bounds }, { signal }).page(),
   )
-  const add = isOpen && isAllowed('cases:AddEvidence') && (
+  const add = isOpen && isAllowed(addCaseEvidence) && (
     <FormButton
       label={texts.addEvidence}
       variant="default"
@@ -386,18 +388,18 @@ function Evidence({ record }: { record: Case }) {
   )
   const columns: Column<CaseEvidence>[] = [
     {
-      title: texts.name,
+      title: strings.name,
       isWide: true,
       cell: each => <EvidenceContent evidence={each} />,
     },
     { title: texts.evidenceKind, cell: ({ kind }) => texts.evidenceKinds[kind] },
-    { title: strings.agents.created, cell: ({ created_at }) => <When at={created_at} /> },
+    { title: strings.created, cell: ({ created_at }) => <When at={created_at} /> },
     {
       title: '',
       cell: ({ id, withdrawn_at }) =>
         isOpen &&
         !withdrawn_at &&
-        isAllowed('cases:WithdrawEvidence') && (
+        isAllowed(withdrawCaseEvidence) && (
           <CommandButton
             size="xs"
             label={texts.withdraw}
@@ -420,7 +422,7 @@ function Evidence({ record }: { record: Case }) {
       <ListView
         label={texts.evidence}
         list={list}
-        action="cases:GetCase"
+        operation={getCase}
         columns={columns}
         empty={
           <Notice icon={<IconPaperclip />} title={texts.noEvidence}>
@@ -457,47 +459,49 @@ function EvidenceContent({ evidence }: { evidence: CaseEvidence }) {
 /** Views that show the records which links lead to. */
 const LINKED_VIEWS: Partial<Record<CaseLink['type'], string>> = { session: 'sessions', case: 'cases' }
 
+const caseLinkColumns = (projectId: string, mayLink: boolean | undefined, record: Case): Column<CaseLink>[] => [
+  { title: texts.evidenceKind, cell: ({ type }) => texts.linkTypes[type] },
+  {
+    title: strings.agents.id,
+    isWide: true,
+    cell: ({ type, target_id, target_exists }) => {
+      const view = LINKED_VIEWS[type]
+      return (
+        <Group gap="xs">
+          <Text component="div" className="mono">
+            {view && target_exists ? (
+              <RecordLink to={`/p/${projectId}/${view}/${target_id}`}>{target_id}</RecordLink>
+            ) : (
+              target_id
+            )}
+          </Text>
+          {!target_exists && <Badge variant="default">{texts.gone}</Badge>}
+        </Group>
+      )
+    },
+  },
+  { title: strings.created, cell: ({ created_at }) => <When at={created_at} /> },
+  {
+    title: '',
+    cell: ({ id }) =>
+      mayLink && (
+        <ActionButton
+          label={strings.remove}
+          run={async () => unlinkCase(api, { case_id: record.id, link_id: id })}
+          stale={[['case', record.id]]}
+        />
+      ),
+  },
+]
+
 function Links({ record }: { record: Case }) {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const mayLink = record.status !== 'closed' && isAllowed('cases:LinkCase')
+  const mayLink = record.status !== 'closed' && isAllowed(linkCase)
   const list = useList<CaseLink>(['case', record.id, 'links', record.updated_at], async (_, bounds, signal) =>
     listCaseLinks(api, { case_id: record.id, ...bounds }, { signal }).page(),
   )
-  const columns: Column<CaseLink>[] = [
-    { title: texts.evidenceKind, cell: ({ type }) => texts.linkTypes[type] },
-    {
-      title: strings.agents.id,
-      isWide: true,
-      cell: ({ type, target_id, target_exists }) => {
-        const view = LINKED_VIEWS[type]
-        return (
-          <Group gap="xs">
-            <Text component="div" className="mono">
-              {view && target_exists ? (
-                <RecordLink to={`/p/${projectId}/${view}/${target_id}`}>{target_id}</RecordLink>
-              ) : (
-                target_id
-              )}
-            </Text>
-            {!target_exists && <Badge variant="default">{texts.gone}</Badge>}
-          </Group>
-        )
-      },
-    },
-    { title: strings.agents.created, cell: ({ created_at }) => <When at={created_at} /> },
-    {
-      title: '',
-      cell: ({ id }) =>
-        mayLink && (
-          <ActionButton
-            label={strings.remove}
-            run={async () => unlinkCase(api, { case_id: record.id, link_id: id })}
-            stale={[['case', record.id]]}
-          />
-        ),
-    },
-  ]
+  const columns = caseLinkColumns(projectId, mayLink, record)
   return (
     <Stack gap="md">
       {mayLink && (
@@ -515,7 +519,7 @@ function Links({ record }: { record: Case }) {
       <ListView
         label={texts.links}
         list={list}
-        action="cases:GetCase"
+        operation={getCase}
         columns={columns}
         empty={
           <Notice icon={<IconLink />} title={texts.noLinks}>
@@ -545,15 +549,15 @@ function Executions({ record }: { record: Case }) {
         </RecordLink>
       ),
     },
-    { title: strings.playbooks.status, cell: execution => <ExecutionBadge execution={execution} /> },
+    { title: strings.status, cell: execution => <ExecutionBadge execution={execution} /> },
     { title: texts.outcome, cell: ({ outcome }) => (outcome ? visible(outcome) : strings.none) },
-    { title: strings.playbooks.started, cell: ({ created_at }) => <When at={created_at} /> },
+    { title: strings.started, cell: ({ created_at }) => <When at={created_at} /> },
   ]
   return (
     <ListView
       label={texts.executions}
       list={list}
-      action="playbooks:ListExecutions"
+      operation={listPlaybookExecutions}
       columns={columns}
       empty={
         <Notice icon={<IconPlayerPlay />} title={texts.noExecutions}>

@@ -37,6 +37,29 @@ export function CaseBadges({ record: { status, priority } }: { record: Pick<Case
   )
 }
 
+const caseColumns = (projectId: string): Column<Case>[] => [
+  {
+    title: texts.title,
+    isWide: true,
+    cell: ({ id, number, title, subject }) => (
+      <>
+        <RecordLink to={`/p/${projectId}/cases/${id}`}>
+          #{number} {visible(title)}
+        </RecordLink>
+        {subject && (
+          <Text size="sm" c="dimmed" lineClamp={1}>
+            {visible(`${subject.type} ${subject.label ?? subject.id}`)}
+          </Text>
+        )}
+      </>
+    ),
+  },
+  { title: strings.status, cell: record => <CaseBadges record={record} /> },
+  { title: texts.assignee, cell: ({ assignee }) => (assignee ? visible(assignee) : strings.none) },
+  { title: texts.due, cell: ({ due_at }) => <When at={due_at} /> },
+  { title: strings.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
+]
+
 /** Cases of a project. */
 export function Cases() {
   const projectId = useProjectId()
@@ -57,29 +80,8 @@ export function Cases() {
       ).page(),
     { pollMs: POLL_MS },
   )
-  const columns: Column<Case>[] = [
-    {
-      title: texts.title,
-      isWide: true,
-      cell: ({ id, number, title, subject }) => (
-        <>
-          <RecordLink to={`/p/${projectId}/cases/${id}`}>
-            #{number} {visible(title)}
-          </RecordLink>
-          {subject && (
-            <Text size="sm" c="dimmed" lineClamp={1}>
-              {visible(`${subject.type} ${subject.label ?? subject.id}`)}
-            </Text>
-          )}
-        </>
-      ),
-    },
-    { title: texts.status, cell: record => <CaseBadges record={record} /> },
-    { title: texts.assignee, cell: ({ assignee }) => (assignee ? visible(assignee) : strings.none) },
-    { title: texts.due, cell: ({ due_at }) => <When at={due_at} /> },
-    { title: strings.agents.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
-  ]
-  const create = isAllowed('cases:CreateCase') && (
+  const columns = caseColumns(projectId)
+  const create = isAllowed(createCase) && (
     <FormButton label={texts.create} leftSection={<IconPlus size={16} />} form={close => <CaseForm onDone={close} />} />
   )
   return (
@@ -87,14 +89,14 @@ export function Cases() {
       <ListView
         label={strings.nav.cases}
         list={list}
-        action="cases:ListCases"
+        operation={listCases}
         columns={columns}
         fields={
           <>
             <SearchField label={texts.search} />
             <ChoiceField
               name="status"
-              label={texts.status}
+              label={strings.status}
               choices={STATUSES.map(value => ({ value, label: texts.statuses[value] }))}
             />
             <ChoiceField

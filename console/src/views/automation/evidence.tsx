@@ -71,7 +71,7 @@ export function EvidenceForm({ record, onDone }: { record: Case; onDone: () => v
     stale: [['case', record.id]],
     onDone,
   })
-  const labels = { note: strings.cases.text, link: strings.cases.url, file: strings.cases.file }
+  const labels = { note: strings.text, link: strings.cases.url, file: strings.cases.file }
   return (
     <form
       onSubmit={event => {
@@ -81,7 +81,7 @@ export function EvidenceForm({ record, onDone }: { record: Case; onDone: () => v
     >
       <Stack gap="md">
         <TextInput
-          label={strings.cases.name}
+          label={strings.name}
           required
           value={name}
           onChange={event => setName(event.currentTarget.value)}

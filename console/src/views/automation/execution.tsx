@@ -9,6 +9,7 @@ import {
   completePlaybookStep,
   getPlaybookExecution,
   getPlaybookVersion,
+  listExports,
   pausePlaybookExecution,
   resumePlaybookExecution,
   retryPlaybookExecution,
@@ -16,8 +17,9 @@ import {
 } from '@muster/client/operations'
 import { IconPlayerPause, IconX } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
-import { Link, useParams } from '@tanstack/react-router'
+import { Link } from '@tanstack/react-router'
 import { lazy, Suspense, useState } from 'react'
+import { useIds } from '#address.ts'
 import { api, BUSY_MS, every, POLL_MS } from '#api.ts'
 import { ActionButton, useAction } from '#components/actions.tsx'
 import { CommandButton } from '#components/command-form.tsx'
@@ -82,7 +84,7 @@ function useDefinitions({ project_id, playbook_id, playbook_version }: PlaybookE
       const { config } = await getPlaybookVersion(api, { playbook_id, version }, { signal })
       return new Map((config.steps as PlaybookStep[]).map(step => [step.key, step]))
     },
-    enabled: isAllowed('playbooks:GetPlaybookVersion') === true,
+    enabled: isAllowed(getPlaybookVersion) === true,
     staleTime: Number.POSITIVE_INFINITY,
   })
   return data
@@ -101,7 +103,7 @@ export function ActiveExecution({ executionId, caseId }: { executionId: string; 
   const projectId = useProjectId()
   const execution = useExecution(executionId)
   return (
-    <Loaded query={execution} action="playbooks:GetExecution">
+    <Loaded query={execution} operation={getPlaybookExecution}>
       {record => {
         const steps = record.steps ?? []
         const current = steps.find(({ key }) => key === record.current_step_key)
@@ -143,10 +145,10 @@ export function ActiveExecution({ executionId, caseId }: { executionId: string; 
 
 /** An execution of a playbook on a case. */
 export function ExecutionView() {
-  const { executionId } = useParams({ strict: false }) as { executionId: string }
+  const { executionId } = useIds()
   const execution = useExecution(executionId)
   return (
-    <Loaded query={execution} action="playbooks:GetExecution">
+    <Loaded query={execution} operation={getPlaybookExecution}>
       {record => <ExecutionPage execution={record} />}
     </Loaded>
   )
@@ -181,7 +183,7 @@ function ExecutionPage({ execution }: { execution: PlaybookExecution }) {
               </Anchor>,
             ],
             [texts.outcome, outcome && visible(outcome)],
-            [texts.started, <When key="started" at={execution.started_at ?? execution.created_at} />],
+            [strings.started, <When key="started" at={execution.started_at ?? execution.created_at} />],
             [texts.completed, execution.completed_at && <When key="completed" at={execution.completed_at} />],
             [strings.playground.cost, usage && usage.cost_usd !== null && costText(Number(usage.cost_usd))],
           ]}
@@ -195,7 +197,7 @@ function ExecutionPage({ execution }: { execution: PlaybookExecution }) {
             title: texts.input,
             content: () => <Value value={execution.input} label={texts.input} />,
           },
-          ...(isAllowed('cases:ListExports') !== false
+          ...(isAllowed(listExports) !== false
             ? [
                 {
                   value: 'exports',
@@ -220,7 +222,7 @@ function ExecutionActions({ execution }: { execution: PlaybookExecution }) {
   const at = { execution_id: id }
   return (
     <>
-      {isActive && isAllowed('playbooks:CancelExecution') && (
+      {isActive && isAllowed(cancelPlaybookExecution) && (
         <ActionButton
           size="sm"
           label={texts.cancel}
@@ -229,7 +231,7 @@ function ExecutionActions({ execution }: { execution: PlaybookExecution }) {
           stale={stale}
         />
       )}
-      {isActive && !pause_requested_at && isAllowed('playbooks:PauseExecution') && (
+      {isActive && !pause_requested_at && isAllowed(pausePlaybookExecution) && (
         <CommandButton
           label={texts.pause}
           schema={pausing}
@@ -237,10 +239,10 @@ function ExecutionActions({ execution }: { execution: PlaybookExecution }) {
           stale={stale}
         />
       )}
-      {isActive && pause_requested_at && isAllowed('playbooks:ResumeExecution') && (
+      {isActive && pause_requested_at && isAllowed(resumePlaybookExecution) && (
         <ActionButton size="sm" label={texts.resume} run={async () => resumePlaybookExecution(api, at)} stale={stale} />
       )}
-      {status === 'failed' && isAllowed('playbooks:RetryExecution') && (
+      {status === 'failed' && isAllowed(retryPlaybookExecution) && (
         <ActionButton
           size="sm"
           variant="filled"
@@ -369,12 +371,12 @@ function CurrentStep({ execution, step }: { execution: PlaybookExecution; step: 
           </Button>
         </Group>
       )}
-      {isManual && isAllowed('playbooks:CompleteStep') && (
+      {isManual && isAllowed(completePlaybookStep) && (
         <StepForm key={`${step.key} ${step.attempt}`} execution={execution} step={step} definition={definition} />
       )}
       {isManual && (
         <Group gap="xs">
-          {isAllowed('playbooks:CompleteStep') && (
+          {isAllowed(completePlaybookStep) && (
             <CommandButton
               size="xs"
               label={texts.assign}
@@ -384,7 +386,7 @@ function CurrentStep({ execution, step }: { execution: PlaybookExecution; step: 
               stale={stale}
             />
           )}
-          {definition?.skippable === true && isAllowed('playbooks:SkipStep') && (
+          {definition?.skippable === true && isAllowed(skipPlaybookStep) && (
             <CommandButton
               size="xs"
               label={texts.skip}

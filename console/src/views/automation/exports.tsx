@@ -17,7 +17,7 @@ import * as strings from '#strings.ts'
 /** Saves a file of the project. */
 export function DownloadButton({ fileId, label }: { fileId: string; label: string }) {
   const isAllowed = usePermissions(useProjectId())
-  if (!isAllowed('files:DownloadFile')) return <Code>{fileId}</Code>
+  if (!isAllowed(downloadFile)) return <Code>{fileId}</Code>
   return (
     <Group>
       <ActionButton
@@ -32,6 +32,35 @@ export function DownloadButton({ fileId, label }: { fileId: string; label: strin
 }
 
 type Subject = { subject_type: 'case' | 'playbook_execution'; subject_id: string }
+
+const playbookExportColumns: Column<PlaybookExport>[] = [
+  { title: strings.created, cell: ({ created_at }) => <When at={created_at} /> },
+  {
+    title: strings.status,
+    isWide: true,
+    cell: ({ status, error, files, omitted }) => (
+      <Stack gap={4}>
+        <Text>{statusText(status)}</Text>
+        {error && <Text size="sm">{visible(error.message)}</Text>}
+        <Group gap="xs">
+          {files.map(({ file_id, format, size_bytes }) => (
+            <DownloadButton
+              key={file_id}
+              fileId={file_id}
+              label={`${strings.cases.download(format)} (${sizeText(size_bytes)})`}
+            />
+          ))}
+        </Group>
+        {omitted.length > 0 && (
+          <Text size="sm" c="dimmed">
+            {strings.cases.omitted(omitted.length)}
+          </Text>
+        )}
+      </Stack>
+    ),
+  },
+  { title: strings.expires, cell: ({ expires_at }) => <When at={expires_at} /> },
+]
 
 /** Exports of a case or an execution. */
 export function Exports({ subject, projectId }: { subject: Subject; projectId: string }) {
@@ -48,37 +77,10 @@ export function Exports({ subject, projectId }: { subject: Subject; projectId: s
       pollMs: rows => (rows.some(({ status }) => status === 'queued' || status === 'running') ? BUSY_MS : POLL_MS),
     },
   )
-  const columns: Column<PlaybookExport>[] = [
-    { title: strings.agents.created, cell: ({ created_at }) => <When at={created_at} /> },
-    {
-      title: strings.playbooks.status,
-      isWide: true,
-      cell: ({ status, error, files, omitted }) => (
-        <Stack gap={4}>
-          <Text>{statusText(status)}</Text>
-          {error && <Text size="sm">{visible(error.message)}</Text>}
-          <Group gap="xs">
-            {files.map(({ file_id, format, size_bytes }) => (
-              <DownloadButton
-                key={file_id}
-                fileId={file_id}
-                label={`${strings.cases.download(format)} (${sizeText(size_bytes)})`}
-              />
-            ))}
-          </Group>
-          {omitted.length > 0 && (
-            <Text size="sm" c="dimmed">
-              {strings.cases.omitted(omitted.length)}
-            </Text>
-          )}
-        </Stack>
-      ),
-    },
-    { title: strings.cases.expires, cell: ({ expires_at }) => <When at={expires_at} /> },
-  ]
+  const columns = playbookExportColumns
   return (
     <Stack gap="md">
-      {isAllowed('cases:ExportCase') && (
+      {isAllowed(createExport) && (
         <Group>
           <FormButton
             label={strings.cases.export}
@@ -101,7 +103,7 @@ export function Exports({ subject, projectId }: { subject: Subject; projectId: s
       <ListView
         label={strings.cases.exports}
         list={list}
-        action="cases:ListExports"
+        operation={listExports}
         columns={columns}
         empty={
           <Notice icon={<IconFileExport />} title={strings.cases.noExports}>

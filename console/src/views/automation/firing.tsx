@@ -1,12 +1,11 @@
 import { Anchor, Text } from '@mantine/core'
-import type { TriggerFiring } from '@muster/client'
 import { getTriggerFiring } from '@muster/client/operations'
-import { useQuery } from '@tanstack/react-query'
-import { Link, useParams } from '@tanstack/react-router'
-import { api, every, POLL_MS } from '#api.ts'
+import { Link } from '@tanstack/react-router'
+import { useIds } from '#address.ts'
+import { every, POLL_MS } from '#api.ts'
 import { Page } from '#components/page.tsx'
 import { Facts, Section } from '#components/record.tsx'
-import { Loaded } from '#components/states.tsx'
+import { RecordPage } from '#components/record-page.tsx'
 import { StatusBadge } from '#components/status.tsx'
 import { visible, When } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
@@ -19,14 +18,14 @@ const texts = strings.triggers
 /** A firing: its input, its outcome and what it started. */
 export function FiringView() {
   const projectId = useProjectId()
-  const { triggerId, firingId } = useParams({ strict: false }) as { triggerId: string; firingId: string }
-  const firing = useQuery<TriggerFiring>({
-    queryKey: ['firings', projectId, triggerId, firingId],
-    queryFn: async ({ signal }) => getTriggerFiring(api, { firing_id: firingId }, { signal }),
-    refetchInterval: query => (query.state.data?.completed_at ? false : every(POLL_MS)(query)),
-  })
+  const { triggerId, firingId } = useIds()
   return (
-    <Loaded query={firing} action="triggers:GetTriggerFiring">
+    <RecordPage
+      queryKey={['firings', projectId, triggerId, firingId]}
+      get={getTriggerFiring}
+      ids={{ firing_id: firingId }}
+      refetchInterval={query => (query.state.data?.completed_at ? false : every(POLL_MS)(query))}
+    >
       {({ source, status, attempts, input, result, error, event_id, scheduled_for, fired_by, ...record }) => (
         <Page
           title={`${texts.firing}: ${texts.sources[source]}`}
@@ -39,7 +38,7 @@ export function FiringView() {
           <Section title={texts.firing}>
             <Facts
               facts={[
-                [texts.state, <StatusBadge key="state" status={status} />],
+                [strings.state, <StatusBadge key="state" status={status} />],
                 [texts.time, <When key="time" at={record.created_at} />],
                 [texts.completed, record.completed_at && <When key="end" at={record.completed_at} />],
                 [texts.attempts, attempts],
@@ -66,7 +65,7 @@ export function FiringView() {
                     </span>
                   ),
                 ],
-                [texts.started, result && <Started key="started" result={result} projectId={projectId} />],
+                [strings.started, result && <Started key="started" result={result} projectId={projectId} />],
               ]}
             />
           </Section>
@@ -86,6 +85,6 @@ export function FiringView() {
           </Section>
         </Page>
       )}
-    </Loaded>
+    </RecordPage>
   )
 }

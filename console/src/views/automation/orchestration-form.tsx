@@ -214,7 +214,7 @@ function Editor({
       <Stack gap="md">
         <SimpleGrid cols={{ base: 1, sm: record ? 3 : 2 }}>
           <TextInput
-            label={strings.orchestrations.name}
+            label={strings.name}
             value={name}
             onChange={event => setName(event.currentTarget.value)}
             required

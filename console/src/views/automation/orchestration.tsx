@@ -5,23 +5,27 @@ import type { Orchestration, OrchestrationRun, OrchestrationVersion } from '@mus
 import {
   compareOrchestrationVersions,
   deleteOrchestration,
+  getOrchestration,
   getOrchestrationVersion,
   listOrchestrationVersions,
   listRuns,
   restoreOrchestrationVersion,
   startRun,
+  updateOrchestration,
 } from '@muster/client/operations'
 import { IconEdit, IconPlayerPlay, IconPlayerTrackNext } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
-import { useNavigate, useParams } from '@tanstack/react-router'
+import { useNavigate } from '@tanstack/react-router'
 import { useMemo } from 'react'
+import { useIds } from '#address.ts'
 import { api, POLL_MS } from '#api.ts'
-import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
+import { FormButton, useAction } from '#components/actions.tsx'
 import { Changes } from '#components/changes.tsx'
 import { useFilters } from '#components/filters.ts'
 import { ListView, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Section } from '#components/record.tsx'
+import { RemoveButton } from '#components/record-page.tsx'
 import { type ObjectSchema, SchemaForm } from '#components/schema-form.tsx'
 import { Loaded, Notice } from '#components/states.tsx'
 import { visible } from '#components/text.tsx'
@@ -37,15 +41,9 @@ import * as strings from '#strings.ts'
 import { FindingList, OrchestrationForm, readOrchestration } from './orchestration-form.tsx'
 import { runColumns } from './runs.tsx'
 
-/** Versions that are listed. */
-const VERSIONS = 100
-
 /** An orchestration: its graph, its versions and its runs. */
 export function OrchestrationView() {
-  const projectId = useProjectId()
-  const { orchestrationId: id } = useParams({ strict: false }) as { orchestrationId: string }
-  const navigate = useNavigate()
-  const isAllowed = usePermissions(projectId)
+  const { orchestrationId: id } = useIds()
   const [isEditing, editing] = useDisclosure()
   const query = useQuery({
     queryKey: ['orchestration', id],
@@ -54,65 +52,64 @@ export function OrchestrationView() {
     enabled: !isEditing,
   })
   return (
-    <Loaded query={query} action="orchestrations:GetOrchestration">
-      {first => {
-        const { record } = first
-        const name = visible(record.name)
-        if (isEditing)
-          return (
-            <Page title={name}>
-              <OrchestrationForm first={first} onDone={editing.close} onCancel={editing.close} />
-            </Page>
-          )
-        const actions = (
-          <>
-            {isAllowed('orchestrations:DeleteOrchestration') && (
-              <ActionButton
-                label={strings.remove}
-                size="sm"
-                color="red"
-                question={strings.orchestrations.deleteText}
-                stale={[['orchestrations'], ['runs']]}
-                run={async () => deleteOrchestration(api, { orchestration_id: id })}
-                onDone={() => void navigate({ to: `/p/${projectId}/orchestrations` })}
-              />
-            )}
-            {isAllowed('orchestrations:UpdateOrchestration') && (
-              <Button variant="default" leftSection={<IconEdit size={16} />} onClick={editing.open}>
-                {strings.agents.edit}
-              </Button>
-            )}
-            {isAllowed('orchestrations:StartRun') && <StartButton record={record} />}
-          </>
-        )
-        return (
-          <Page title={name} intro={record.description && visible(record.description)} actions={actions}>
-            <AddressTabs
-              tabs={[
-                {
-                  value: 'graph',
-                  title: strings.runs.graph,
-                  content: () => <CurrentGraph record={record} />,
-                },
-                {
-                  value: 'versions',
-                  title: strings.agents.versions,
-                  content: () => <OrchestrationVersions record={record} />,
-                },
-                ...(isAllowed('orchestrations:ListRuns')
-                  ? [{ value: 'runs', title: strings.nav.runs, content: () => <Runs record={record} /> }]
-                  : []),
-                {
-                  value: 'json',
-                  title: strings.agents.json,
-                  content: () => <Value value={record} label={strings.agents.json} />,
-                },
-              ]}
-            />
+    <Loaded query={query} operation={getOrchestration}>
+      {first =>
+        isEditing ? (
+          <Page title={visible(first.record.name)}>
+            <OrchestrationForm first={first} onDone={editing.close} onCancel={editing.close} />
           </Page>
+        ) : (
+          <OrchestrationPage record={first.record} onEdit={editing.open} />
         )
-      }}
+      }
     </Loaded>
+  )
+}
+
+function OrchestrationPage({ record, onEdit }: { record: Orchestration; onEdit: () => void }) {
+  const isAllowed = usePermissions(useProjectId())
+  const actions = (
+    <>
+      <RemoveButton
+        operation={deleteOrchestration}
+        ids={{ orchestration_id: record.id }}
+        question={strings.orchestrations.deleteText}
+        stale={[['orchestrations'], ['runs']]}
+        list="orchestrations"
+      />
+      {isAllowed(updateOrchestration) && (
+        <Button variant="default" leftSection={<IconEdit size={16} />} onClick={onEdit}>
+          {strings.edit}
+        </Button>
+      )}
+      {isAllowed(startRun) && <StartButton record={record} />}
+    </>
+  )
+  return (
+    <Page title={visible(record.name)} intro={record.description && visible(record.description)} actions={actions}>
+      <AddressTabs
+        tabs={[
+          {
+            value: 'graph',
+            title: strings.runs.graph,
+            content: () => <CurrentGraph record={record} />,
+          },
+          {
+            value: 'versions',
+            title: strings.versions,
+            content: () => <OrchestrationVersions record={record} />,
+          },
+          ...(isAllowed(listRuns)
+            ? [{ value: 'runs', title: strings.nav.runs, content: () => <Runs record={record} /> }]
+            : []),
+          {
+            value: 'json',
+            title: strings.json,
+            content: () => <Value value={record} label={strings.json} />,
+          },
+        ]}
+      />
+    </Page>
   )
 }
 
@@ -205,25 +202,16 @@ function CurrentGraph({ record }: { record: Orchestration }) {
 }
 
 function OrchestrationVersions({ record: { id, version } }: { record: Orchestration }) {
-  const isAllowed = usePermissions(useProjectId())
   const { filters, setFilters } = useFilters()
   const isComparing = filters.from !== undefined && filters.to !== undefined
   return (
     <Versions
       queryKey={['orchestration', id]}
       current={version}
-      list={async signal => {
-        const args = { orchestration_id: id, limit: VERSIONS }
-        return (await listOrchestrationVersions(api, args, { signal }).page()).data
-      }}
+      ids={{ orchestration_id: id }}
       onCompare={(from, to) => setFilters({ from: String(from), to: String(to) })}
-      restore={
-        isAllowed('orchestrations:RestoreOrchestrationVersion')
-          ? async number => restoreOrchestrationVersion(api, { orchestration_id: id, version: String(number) })
-          : undefined
-      }
       stale={[['orchestration', id], ['orchestrations']]}
-      actions={{ list: 'orchestrations:ListOrchestrationVersions', get: 'orchestrations:GetOrchestrationVersion' }}
+      operations={{ list: listOrchestrationVersions, restore: restoreOrchestrationVersion }}
       above={rows => isComparing && <Comparison id={id} versions={rows} />}
     />
   )
@@ -278,7 +266,7 @@ function Comparison({ id, versions }: { id: string; versions: OrchestrationVersi
         {choice('from', strings.agents.before)}
         {choice('to', strings.agents.after)}
       </Group>
-      <Loaded query={comparison} action="orchestrations:GetOrchestrationVersion">
+      <Loaded query={comparison} operation={getOrchestrationVersion}>
         {({ changes }) => (
           <Stack gap="lg">
             {graph && (
@@ -321,7 +309,7 @@ function Runs({ record: { id, name } }: { record: Orchestration }) {
     <ListView
       label={strings.nav.runs}
       list={list}
-      action="orchestrations:ListRuns"
+      operation={listRuns}
       columns={runColumns(projectId, () => name)}
       empty={
         <Notice icon={<IconPlayerTrackNext />} title={strings.runs.empty} color="indigo">

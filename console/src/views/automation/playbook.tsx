@@ -11,16 +11,16 @@ import {
   updatePlaybook,
 } from '@muster/client/operations'
 import { IconEdit, IconPlayerPlay } from '@tabler/icons-react'
-import { useQuery } from '@tanstack/react-query'
-import { useNavigate, useParams } from '@tanstack/react-router'
 import { lazy, Suspense } from 'react'
+import { useIds } from '#address.ts'
 import { api, POLL_MS } from '#api.ts'
-import { ActionButton, FormButton } from '#components/actions.tsx'
+import { FormButton } from '#components/actions.tsx'
 import { CommandForm } from '#components/command-form.tsx'
 import { type Column, ListView, RecordLink, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Section } from '#components/record.tsx'
-import { Loaded, Notice } from '#components/states.tsx'
+import { RecordPage, RemoveButton } from '#components/record-page.tsx'
+import { Notice } from '#components/states.tsx'
 import { visible, When } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
 import { Versions } from '#components/versions.tsx'
@@ -35,37 +35,29 @@ const Markdown = lazy(() => import('#components/markdown.tsx'))
 
 /** A playbook: its steps, its executions and its versions. */
 export function PlaybookView() {
-  const { playbookId } = useParams({ strict: false }) as { playbookId: string }
-  const playbook = useQuery<Playbook>({
-    queryKey: ['playbook', playbookId],
-    queryFn: async ({ signal }) => getPlaybook(api, { playbook_id: playbookId }, { signal }),
-  })
+  const { playbookId } = useIds()
   return (
-    <Loaded query={playbook} action="playbooks:GetPlaybook">
+    <RecordPage queryKey={['playbook', playbookId]} get={getPlaybook} ids={{ playbook_id: playbookId }}>
       {record => <PlaybookPage playbook={record} />}
-    </Loaded>
+    </RecordPage>
   )
 }
 
-function PlaybookPage({ playbook }: { playbook: Playbook }) {
-  const { id, name, description, version, project_id } = playbook
+function PlaybookActions({ playbook }: { playbook: Playbook }) {
+  const { id, project_id } = playbook
   const isAllowed = usePermissions(project_id)
-  const navigate = useNavigate()
-  const actions = (
+  return (
     <>
-      {isAllowed('playbooks:DeletePlaybook') && (
-        <ActionButton
-          size="sm"
-          label={strings.remove}
-          question={texts.deleteText}
-          run={async () => deletePlaybook(api, { playbook_id: id })}
-          stale={[['playbooks', project_id]]}
-          onDone={() => void navigate({ to: `/p/${project_id}/playbooks` })}
-        />
-      )}
-      {isAllowed('playbooks:UpdatePlaybook') && (
+      <RemoveButton
+        operation={deletePlaybook}
+        ids={{ playbook_id: id }}
+        question={texts.deleteText}
+        stale={[['playbooks', project_id]]}
+        list="playbooks"
+      />
+      {isAllowed(updatePlaybook) && (
         <FormButton
-          label={texts.edit}
+          label={strings.edit}
           leftSection={<IconEdit size={16} />}
           modalSize="xl"
           form={close => <EditForm playbook={playbook} onDone={close} />}
@@ -73,6 +65,11 @@ function PlaybookPage({ playbook }: { playbook: Playbook }) {
       )}
     </>
   )
+}
+
+function PlaybookPage({ playbook }: { playbook: Playbook }) {
+  const { id, name, description, version, project_id } = playbook
+  const isAllowed = usePermissions(project_id)
   return (
     <Page
       title={name}
@@ -83,12 +80,12 @@ function PlaybookPage({ playbook }: { playbook: Playbook }) {
           </Suspense>
         )
       }
-      actions={actions}
+      actions={<PlaybookActions playbook={playbook} />}
     >
       <AddressTabs
         tabs={[
           { value: 'steps', title: texts.steps, content: () => <Steps steps={playbook.steps} /> },
-          ...(isAllowed('playbooks:ListExecutions') !== false
+          ...(isAllowed(listPlaybookExecutions) !== false
             ? [
                 {
                   value: 'executions',
@@ -99,31 +96,25 @@ function PlaybookPage({ playbook }: { playbook: Playbook }) {
             : []),
           {
             value: 'versions',
-            title: strings.agents.versions,
+            title: strings.versions,
             content: () => (
               <Versions
                 queryKey={['playbook', id]}
                 current={version}
-                list={async signal =>
-                  (await listPlaybookVersions(api, { playbook_id: id, limit: 100 }, { signal }).page()).data
-                }
-                compare={async (from, to, signal) =>
-                  comparePlaybookVersions(api, { playbook_id: id, from, to }, { signal })
-                }
-                restore={
-                  isAllowed('playbooks:RestorePlaybookVersion')
-                    ? async number => restorePlaybookVersion(api, { playbook_id: id, version: String(number) })
-                    : undefined
-                }
+                ids={{ playbook_id: id }}
                 stale={[['playbook', id]]}
-                actions={{ list: 'playbooks:ListPlaybookVersions', get: 'playbooks:GetPlaybookVersion' }}
+                operations={{
+                  list: listPlaybookVersions,
+                  compare: comparePlaybookVersions,
+                  restore: restorePlaybookVersion,
+                }}
               />
             ),
           },
           {
             value: 'json',
-            title: texts.json,
-            content: () => <Value value={playbook} label={texts.json} />,
+            title: strings.json,
+            content: () => <Value value={playbook} label={strings.json} />,
           },
         ]}
       />
@@ -225,15 +216,15 @@ function Executions({ playbookId }: { playbookId: string }) {
         </RecordLink>
       ),
     },
-    { title: texts.status, cell: execution => <ExecutionBadge execution={execution} /> },
-    { title: strings.agents.version, cell: ({ playbook_version }) => playbook_version },
-    { title: texts.started, cell: ({ created_at }) => <When at={created_at} /> },
+    { title: strings.status, cell: execution => <ExecutionBadge execution={execution} /> },
+    { title: strings.version, cell: ({ playbook_version }) => playbook_version },
+    { title: strings.started, cell: ({ created_at }) => <When at={created_at} /> },
   ]
   return (
     <ListView
       label={texts.executions}
       list={list}
-      action="playbooks:ListExecutions"
+      operation={listPlaybookExecutions}
       columns={columns}
       empty={
         <Notice icon={<IconPlayerPlay />} title={texts.noExecutions}>

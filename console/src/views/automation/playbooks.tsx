@@ -48,8 +48,7 @@ export function Playbooks() {
       kind="playbooks"
       texts={texts}
       icon={<IconListCheck />}
-      actions={{ list: 'playbooks:ListPlaybooks', create: 'playbooks:CreatePlaybook' }}
-      read={async (args, options) => listPlaybooks(api, args, options).page()}
+      operations={{ list: listPlaybooks, create: createPlaybook }}
       column={{ title: texts.steps, cell: ({ steps }) => steps.length }}
       create={
         <FormButton

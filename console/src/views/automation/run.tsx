@@ -10,11 +10,13 @@ import {
   resumeRun,
   retryRun,
   streamOrchestrationRun,
+  submitHumanInput,
 } from '@muster/client/operations'
 import { IconAlertTriangle, IconPlayerPause, IconPlayerPlay, IconPlayerStop, IconRefresh } from '@tabler/icons-react'
 import { type QueryClient, useQuery, useQueryClient } from '@tanstack/react-query'
-import { Link, useNavigate, useParams } from '@tanstack/react-router'
+import { Link, useNavigate } from '@tanstack/react-router'
 import { useEffect, useMemo, useState } from 'react'
+import { useIds } from '#address.ts'
 import { api, every, POLL_MS } from '#api.ts'
 import { useOrchestrations } from '#choices.ts'
 import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
@@ -88,14 +90,14 @@ async function readRun(cache: QueryClient, id: string, signal?: AbortSignal): Pr
 
 /** A run: its graph as it moves, its nodes, and what a person can do. */
 export function RunView() {
-  const { runId } = useParams({ strict: false }) as { runId: string }
+  const { runId } = useIds()
   const cache = useQueryClient()
   const run = useQuery<LiveRun>({
     queryKey: runKey(runId),
     queryFn: ({ signal }) => readRun(cache, runId, signal),
   })
   return (
-    <Loaded query={run} action="orchestrations:GetRun">
+    <Loaded query={run} operation={getRun}>
       {record => <RunPage key={runId} run={record} />}
     </Loaded>
   )
@@ -119,11 +121,11 @@ function RunPage({ run }: { run: LiveRun }) {
       const args = { orchestration_id, version: String(orchestration_version) }
       return (await getOrchestrationVersion(api, args, { signal })).config as Definition
     },
-    enabled: isAllowed('orchestrations:GetOrchestrationVersion') === true,
+    enabled: isAllowed(getOrchestrationVersion) === true,
     staleTime: Number.POSITIVE_INFINITY,
   })
   const isKnown = version.data !== undefined || version.isError
-  const isRefused = isAllowed('orchestrations:GetOrchestrationVersion') === false
+  const isRefused = isAllowed(getOrchestrationVersion) === false
   return (
     <Page
       title={nameOf(orchestration_id)}
@@ -172,11 +174,10 @@ function RunActions({ run, nodes }: { run: LiveRun; nodes: OrchestrationNode[] }
   const { id } = run
   const isAllowed = usePermissions(useProjectId())
   const stale = [runKey(id), ['runs']]
-  if (isEnded(run))
-    return mayRetry(run) && isAllowed('orchestrations:RetryRun') ? <RetryButton run={run} nodes={nodes} /> : null
+  if (isEnded(run)) return mayRetry(run) && isAllowed(retryRun) ? <RetryButton run={run} nodes={nodes} /> : null
   return (
     <>
-      {!isPaused(run) && isAllowed('orchestrations:PauseRun') && (
+      {!isPaused(run) && isAllowed(pauseRun) && (
         <ActionButton
           label={texts.pause}
           size="sm"
@@ -185,7 +186,7 @@ function RunActions({ run, nodes }: { run: LiveRun; nodes: OrchestrationNode[] }
           run={async () => pauseRun(api, { orchestration_run_id: id })}
         />
       )}
-      {isPaused(run) && isAllowed('orchestrations:ResumeRun') && (
+      {isPaused(run) && isAllowed(resumeRun) && (
         <ActionButton
           label={texts.resume}
           size="sm"
@@ -195,7 +196,7 @@ function RunActions({ run, nodes }: { run: LiveRun; nodes: OrchestrationNode[] }
           run={async () => resumeRun(api, { orchestration_run_id: id, wait: false })}
         />
       )}
-      {isAllowed('orchestrations:CancelRun') && (
+      {isAllowed(cancelRun) && (
         <ActionButton
           label={texts.cancel}
           size="sm"
@@ -247,7 +248,7 @@ function RunTabs({ run, definition }: { run: LiveRun; definition: Definition }) 
       tabs={[
         { value: 'graph', title: texts.graph, content: () => <Nodes run={run} definition={definition} /> },
         { value: 'values', title: texts.values, content: () => <Values run={run} /> },
-        { value: 'record', title: strings.agents.record, content: () => <Record run={run} /> },
+        { value: 'record', title: strings.record, content: () => <Record run={run} /> },
       ]}
     />
   )
@@ -262,14 +263,14 @@ function Values({ run }: { run: LiveRun }) {
     placeholderData: previous => previous,
   })
   return (
-    <Loaded query={values} action="orchestrations:GetRun">
+    <Loaded query={values} operation={getRun}>
       {({ input, output, state, metadata }) => (
         <Stack gap="lg">
           {(
             [
               [texts.input, input],
               [texts.output, output],
-              [texts.state, state],
+              [strings.state, state],
               [texts.metadata, metadata],
             ] as const
           )
@@ -294,15 +295,15 @@ function Record({ run }: { run: LiveRun }) {
       </RecordLink>
     )
   return (
-    <Section title={strings.agents.record}>
+    <Section title={strings.record}>
       <Facts
         facts={[
           [texts.orchestration, link('orchestrations', run.orchestration_id)],
-          [texts.version, run.orchestration_version],
-          [texts.created, run.created_at && <When at={run.created_at} />],
-          [texts.started, run.started_at && <When at={run.started_at} />],
+          [strings.version, run.orchestration_version],
+          [strings.created, run.created_at && <When at={run.created_at} />],
+          [strings.started, run.started_at && <When at={run.started_at} />],
           [texts.ended, run.completed_at && <When at={run.completed_at} />],
-          [texts.expires, run.expires_at && <When at={run.expires_at} />],
+          [strings.expires, run.expires_at && <When at={run.expires_at} />],
           [texts.startedBy, run.started_by && <span className="mono">{run.started_by.id}</span>],
           [texts.parent, link('runs', run.parent_orchestration_run_id)],
           [texts.retryOf, link('runs', run.retry_of_run_id)],
@@ -385,7 +386,7 @@ function NodeDetails({ run, state, definition }: { run: LiveRun; state: NodeStat
   const mayAnswer =
     action !== undefined &&
     ['human_input', 'webhook_receive'].includes(action.type) &&
-    isAllowed('orchestrations:SubmitHumanInput') &&
+    isAllowed(submitHumanInput) &&
     !isPaused(run)
   return (
     <Stack gap="lg">
@@ -399,18 +400,16 @@ function NodeDetails({ run, state, definition }: { run: LiveRun; state: NodeStat
             </Text>
           </Group>
         </Group>
-        {mayRetry(run) && isAllowed('orchestrations:RetryRun') && (
-          <RetryButton run={run} nodes={definition.nodes} from={id} />
-        )}
+        {mayRetry(run) && isAllowed(retryRun) && <RetryButton run={run} nodes={definition.nodes} from={id} />}
       </Group>
       <Facts
         facts={[
           [texts.waitsFor, waitText(state)],
           [texts.label, label !== null && <span className="mono">{visible(label || '""')}</span>],
-          [texts.started, startedAt && <When at={startedAt} />],
+          [strings.started, startedAt && <When at={startedAt} />],
           [texts.time, startedAt && endedAt && durationText(Date.parse(endedAt) - Date.parse(startedAt))],
           [texts.wakes, status === 'waiting' && wakeAt && <When at={wakeAt} />],
-          [texts.expires, action?.expires_at && <When at={action.expires_at} />],
+          [strings.expires, action?.expires_at && <When at={action.expires_at} />],
         ]}
       />
       {mayAnswer && (
@@ -449,11 +448,10 @@ function NodeDetails({ run, state, definition }: { run: LiveRun; state: NodeStat
 }
 
 /** The attempts of a node with their values, newest first. */
-function Attempts({ run, state: { id, attempts } }: { run: LiveRun; state: NodeState }) {
-  const projectId = useProjectId()
+/** The attempts of a node with input and output, which the stream does not carry. */
+function useAttempts(run: LiveRun, { id, attempts }: NodeState) {
   const isComplete = attempts.every(({ input }) => input !== undefined)
   const stamp = attempts.map(({ status }) => status).join()
-  // The stream does not carry input and output.
   const read = useQuery<Attempt[]>({
     queryKey: [...runKey(run.id), 'node', id, stamp],
     queryFn: async ({ signal }) => {
@@ -463,8 +461,13 @@ function Attempts({ run, state: { id, attempts } }: { run: LiveRun; state: NodeS
     enabled: !isComplete,
     staleTime: Number.POSITIVE_INFINITY,
   })
-  if (read.error) return <FailureAlert error={read.error} title={strings.failed.title} />
-  const shown = isComplete ? attempts : (read.data ?? attempts)
+  return { error: read.error, shown: isComplete ? attempts : (read.data ?? attempts) }
+}
+
+function Attempts({ run, state }: { run: LiveRun; state: NodeState }) {
+  const projectId = useProjectId()
+  const { error: failure, shown } = useAttempts(run, state)
+  if (failure) return <FailureAlert error={failure} title={strings.failed.title} />
   return shown.toReversed().map(attempt => {
     const { attempt: number, status, input, output, error, generation_id, started_at, completed_at } = attempt
     return (
@@ -526,7 +529,7 @@ function NestedRuns({ run, nodeId }: { run: LiveRun; nodeId: string }) {
       }
       return listRuns(api, args, { signal }).page()
     },
-    enabled: isAllowed('orchestrations:ListRuns') === true,
+    enabled: isAllowed(listRuns) === true,
     refetchInterval: isEnded(run) ? false : every(POLL_MS),
   })
   if (!nested.data) return null

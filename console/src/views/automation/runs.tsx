@@ -1,6 +1,6 @@
 import { Button, Text } from '@mantine/core'
 import type { OrchestrationRun } from '@muster/client'
-import { listRuns } from '@muster/client/operations'
+import { listOrchestrations, listRuns } from '@muster/client/operations'
 import { IconHierarchy, IconPlayerTrackNext } from '@tabler/icons-react'
 import { Link } from '@tanstack/react-router'
 import { api, POLL_MS } from '#api.ts'
@@ -42,9 +42,9 @@ export function runColumns(projectId: string, nameOf: (id: string) => string): C
         </>
       ),
     },
-    { title: texts.status, cell: ({ status }) => <Status status={status} /> },
-    { title: texts.version, cell: ({ orchestration_version }) => orchestration_version },
-    { title: texts.started, cell: ({ started_at, created_at }) => <When at={started_at ?? created_at} /> },
+    { title: strings.status, cell: ({ status }) => <Status status={status} /> },
+    { title: strings.version, cell: ({ orchestration_version }) => orchestration_version },
+    { title: strings.started, cell: ({ started_at, created_at }) => <When at={started_at ?? created_at} /> },
     {
       title: texts.time,
       cell: ({ started_at, completed_at }) =>
@@ -53,12 +53,8 @@ export function runColumns(projectId: string, nameOf: (id: string) => string): C
   ]
 }
 
-/** Runs of a project. */
-export function Runs() {
-  const projectId = useProjectId()
-  const isAllowed = usePermissions(projectId)
-  const { nameOf, choices = [] } = useOrchestrations(projectId)
-  const list = useList<OrchestrationRun>(
+const useRuns = (projectId: string) =>
+  useList<OrchestrationRun>(
     ['runs', projectId],
     async ({ status, orchestration, nested }, bounds, signal) => {
       const args = {
@@ -73,18 +69,25 @@ export function Runs() {
     },
     { pollMs: POLL_MS },
   )
+
+/** Runs of a project. */
+export function Runs() {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const { nameOf, choices = [] } = useOrchestrations(projectId)
+  const list = useRuns(projectId)
   return (
     <Page title={strings.nav.runs} intro={texts.intro}>
       <ListView
         label={strings.nav.runs}
         list={list}
-        action="orchestrations:ListRuns"
+        operation={listRuns}
         columns={runColumns(projectId, nameOf)}
         fields={
           <>
             <ChoiceField
               name="status"
-              label={texts.status}
+              label={strings.status}
               choices={RUN_STATUSES.map(value => ({ value, label: statusText(value) }))}
             />
             {choices.length > 0 && <ChoiceField name="orchestration" label={texts.orchestration} choices={choices} />}
@@ -104,7 +107,7 @@ export function Runs() {
             title={texts.empty}
             color="indigo"
             action={
-              isAllowed('orchestrations:ListOrchestrations') && (
+              isAllowed(listOrchestrations) && (
                 <Button
                   component={Link}
                   to={`/p/${projectId}/orchestrations`}

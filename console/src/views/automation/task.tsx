@@ -180,7 +180,7 @@ export function TaskDrawer({
       closeButtonProps={{ 'aria-label': strings.close }}
     >
       {taskId && (
-        <Loaded query={task} action="tasks:GetTask">
+        <Loaded query={task} operation={getTask}>
           {record => <TaskPanel task={record} workflow={workflow} onDelete={onClose} />}
         </Loaded>
       )}
@@ -203,7 +203,7 @@ function TaskPanel({ task, workflow, onDelete }: { task: TaskDetail; workflow: W
       </Stack>
       <Group gap="xs">
         {isOpen &&
-          isAllowed('tasks:TransitionTask') &&
+          isAllowed(transitionTask) &&
           !task.pending_transition &&
           task.available_transitions.map(transition => (
             <FormButton
@@ -215,21 +215,21 @@ function TaskPanel({ task, workflow, onDelete }: { task: TaskDetail; workflow: W
               form={close => <TransitionForm task={task} transition={transition.name} onDone={close} />}
             />
           ))}
-        {isOpen && ['failed', 'unrouted'].includes(task.automation_status ?? '') && isAllowed('tasks:RetryTask') && (
+        {isOpen && ['failed', 'unrouted'].includes(task.automation_status ?? '') && isAllowed(retryTask) && (
           <ActionButton
             label={texts.retry}
             run={async () => retryTask(api, { task_id: task.id })}
             stale={staleOf(task)}
           />
         )}
-        {isOpen && task.pause_requested_at && isAllowed('tasks:ResumeTask') && (
+        {isOpen && task.pause_requested_at && isAllowed(resumeTask) && (
           <ActionButton
             label={texts.resume}
             run={async () => resumeTask(api, { task_id: task.id })}
             stale={staleOf(task)}
           />
         )}
-        {isOpen && !task.pause_requested_at && isAllowed('tasks:PauseTask') && (
+        {isOpen && !task.pause_requested_at && isAllowed(pauseTask) && (
           <FormButton
             size="xs"
             variant="default"
@@ -237,15 +237,15 @@ function TaskPanel({ task, workflow, onDelete }: { task: TaskDetail; workflow: W
             form={close => <PauseForm task={task} onDone={close} />}
           />
         )}
-        {isAllowed('tasks:UpdateTask') && (
+        {isAllowed(updateTask) && (
           <FormButton
             size="xs"
             variant="default"
-            label={texts.edit}
+            label={strings.edit}
             form={close => <TaskEditForm task={task} schema={workflow.payload_schema} onDone={close} />}
           />
         )}
-        {isAllowed('tasks:DeleteTask') && (
+        {isAllowed(deleteTask) && (
           <ActionButton
             label={strings.remove}
             question={texts.deleteText}
@@ -257,12 +257,12 @@ function TaskPanel({ task, workflow, onDelete }: { task: TaskDetail; workflow: W
       </Group>
       <Facts
         facts={[
-          [texts.state, visible(task.state)],
+          [strings.state, visible(task.state)],
           [texts.entered, <When key="entered" at={task.entered_state_at} />],
           [texts.assignee, task.assignee && visible(task.assignee)],
           [texts.pending, task.pending_transition && visible(task.pending_transition)],
           [texts.due, task.due_at && <When key="due" at={task.due_at} />],
-          [strings.agents.created, <When key="created" at={task.created_at} />],
+          [strings.created, <When key="created" at={task.created_at} />],
           [texts.version, task.workflow_version],
         ]}
       />
@@ -321,7 +321,7 @@ function History({ taskId, updatedAt }: { taskId: string; updatedAt: string }) {
       <Text fw={600} component="h3" size="md">
         {texts.history}
       </Text>
-      <Loaded query={history} action="tasks:GetTask">
+      <Loaded query={history} operation={getTask}>
         {rows => (
           <Timeline bulletSize={14} lineWidth={2} active={rows.length}>
             {rows.map(row => (

@@ -11,16 +11,17 @@ import {
   updateTrigger,
 } from '@muster/client/operations'
 import { IconEdit, IconPlayerPlay } from '@tabler/icons-react'
-import { useQuery } from '@tanstack/react-query'
-import { useNavigate, useParams } from '@tanstack/react-router'
+import { useNavigate } from '@tanstack/react-router'
+import { useIds } from '#address.ts'
 import { api, every, POLL_MS } from '#api.ts'
 import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Facts, IdLine, LabelledValues, Section } from '#components/record.tsx'
+import { RecordPage } from '#components/record-page.tsx'
 import { SchemaForm, type Values } from '#components/schema-form.tsx'
 import { SecretOnce } from '#components/secret.tsx'
-import { Loaded, Notice } from '#components/states.tsx'
+import { Notice } from '#components/states.tsx'
 import { StatusBadge, statusText } from '#components/status.tsx'
 import { CopyText, visible, When } from '#components/text.tsx'
 import { usePermissions } from '#projects.ts'
@@ -35,16 +36,16 @@ const SOURCES = ['manual', 'webhook', 'schedule', 'event'] as const
 
 /** A trigger: its firings and its record. */
 export function TriggerView() {
-  const { triggerId } = useParams({ strict: false }) as { triggerId: string }
-  const trigger = useQuery<Trigger>({
-    queryKey: ['trigger', triggerId],
-    queryFn: async ({ signal }) => getTrigger(api, { trigger_id: triggerId }, { signal }),
-    refetchInterval: every(POLL_MS),
-  })
+  const { triggerId } = useIds()
   return (
-    <Loaded query={trigger} action="triggers:GetTrigger">
+    <RecordPage
+      queryKey={['trigger', triggerId]}
+      get={getTrigger}
+      ids={{ trigger_id: triggerId }}
+      refetchInterval={every(POLL_MS)}
+    >
       {record => <TriggerPage trigger={record} />}
-    </Loaded>
+    </RecordPage>
   )
 }
 
@@ -54,14 +55,14 @@ function TriggerPage({ trigger }: { trigger: Trigger }) {
   const stale = [['trigger', id], ['triggers'], ['firings', project_id]]
   const actions = (
     <>
-      {isAllowed('triggers:FireTrigger') && active && (
+      {isAllowed(fireTrigger) && active && (
         <FormButton
           label={texts.fire}
           leftSection={<IconPlayerPlay size={16} />}
           form={close => <FireForm trigger={trigger} onDone={close} />}
         />
       )}
-      {isAllowed('triggers:UpdateTrigger') && (
+      {isAllowed(updateTrigger) && (
         <>
           <ActionButton
             size="sm"
@@ -102,7 +103,7 @@ function TriggerPage({ trigger }: { trigger: Trigger }) {
       <AddressTabs
         tabs={[
           { value: 'firings', title: texts.firings, content: () => <Firings trigger={trigger} /> },
-          { value: 'record', title: texts.record, content: () => <Record trigger={trigger} /> },
+          { value: 'record', title: strings.record, content: () => <Record trigger={trigger} /> },
         ]}
       />
     </Page>
@@ -132,6 +133,26 @@ function FireForm({ trigger: { id, project_id, input }, onDone }: { trigger: Tri
   )
 }
 
+const triggerFiringColumns = (project_id: string, id: string): Column<TriggerFiring>[] => [
+  {
+    title: texts.firing,
+    isWide: true,
+    cell: ({ id: firingId, source, error }) => (
+      <>
+        <RecordLink to={`/p/${project_id}/triggers/${id}/firings/${firingId}`}>{texts.sources[source]}</RecordLink>
+        {error && (
+          <Text size="sm" c="dimmed" lineClamp={2}>
+            {visible(error.message)}
+          </Text>
+        )}
+      </>
+    ),
+  },
+  { title: strings.state, cell: ({ status }) => <StatusBadge status={status} /> },
+  { title: strings.started, cell: ({ result }) => <Started result={result} projectId={project_id} /> },
+  { title: texts.time, cell: ({ created_at }) => <When at={created_at} /> },
+]
+
 function Firings({ trigger: { id, project_id } }: { trigger: Trigger }) {
   const list = useList<TriggerFiring>(
     ['firings', project_id, id],
@@ -151,37 +172,19 @@ function Firings({ trigger: { id, project_id } }: { trigger: Trigger }) {
     },
     { pollMs: POLL_MS },
   )
-  const columns: Column<TriggerFiring>[] = [
-    {
-      title: texts.firing,
-      isWide: true,
-      cell: ({ id: firingId, source, error }) => (
-        <>
-          <RecordLink to={`/p/${project_id}/triggers/${id}/firings/${firingId}`}>{texts.sources[source]}</RecordLink>
-          {error && (
-            <Text size="sm" c="dimmed" lineClamp={2}>
-              {visible(error.message)}
-            </Text>
-          )}
-        </>
-      ),
-    },
-    { title: texts.state, cell: ({ status }) => <StatusBadge status={status} /> },
-    { title: texts.started, cell: ({ result }) => <Started result={result} projectId={project_id} /> },
-    { title: texts.time, cell: ({ created_at }) => <When at={created_at} /> },
-  ]
+  const columns = triggerFiringColumns(project_id, id)
   return (
     <Stack gap="md">
       <ListView
         label={texts.firings}
         list={list}
-        action="triggers:ListTriggerFirings"
+        operation={listTriggerFirings}
         columns={columns}
         fields={
           <>
             <ChoiceField
               name="status"
-              label={texts.state}
+              label={strings.state}
               choices={STATUSES.map(value => ({ value, label: statusText(value) }))}
             />
             <ChoiceField
@@ -249,10 +252,10 @@ function Record({ trigger }: { trigger: Trigger }) {
   ]
   return (
     <Section
-      title={texts.record}
+      title={strings.record}
       actions={
         <>
-          {type === 'webhook' && isAllowed('triggers:RotateTriggerSecret') && (
+          {type === 'webhook' && isAllowed(rotateTriggerSecret) && (
             <FormButton
               label={texts.rotate}
               size="xs"
@@ -260,7 +263,7 @@ function Record({ trigger }: { trigger: Trigger }) {
               form={close => <RotateForm id={id} onDone={close} />}
             />
           )}
-          {isAllowed('triggers:DeleteTrigger') && (
+          {isAllowed(deleteTrigger) && (
             <ActionButton
               label={strings.remove}
               color="red"
@@ -287,8 +290,8 @@ function Record({ trigger }: { trigger: Trigger }) {
           [texts.scheme, trigger.signature_scheme],
           [texts.policy, mono(policy_id)],
           [texts.runAs, mono(run_as.id)],
-          [texts.created, <When key="created" at={trigger.created_at} />],
-          [texts.updated, <When key="updated" at={trigger.updated_at} />],
+          [strings.created, <When key="created" at={trigger.created_at} />],
+          [strings.updated, <When key="updated" at={trigger.updated_at} />],
         ]}
       />
       {hook_url && (

@@ -1,7 +1,7 @@
 import { Button, Modal, Text } from '@mantine/core'
 import { useDisclosure } from '@mantine/hooks'
 import type { Trigger } from '@muster/client'
-import { listTriggers } from '@muster/client/operations'
+import { createTrigger, listTriggers } from '@muster/client/operations'
 import { IconBolt, IconPlus } from '@tabler/icons-react'
 import { useNavigate } from '@tanstack/react-router'
 import { lazy, Suspense } from 'react'
@@ -29,14 +29,42 @@ export const firedBy = ({ type, cron, timezone, event_pattern }: Trigger): strin
     event: event_pattern ?? '',
   })[type]
 
-/** Triggers of a project. */
-export function Triggers() {
-  const projectId = useProjectId()
-  const isAllowed = usePermissions(projectId)
-  const navigate = useNavigate()
-  // The dialog is not part of the empty list: the new trigger must not close it before its secret was read.
-  const [isCreating, creating] = useDisclosure()
-  const list = useList<Trigger>(
+const triggerColumns = (projectId: string): Column<Trigger>[] => [
+  {
+    title: strings.name,
+    isWide: true,
+    cell: trigger => (
+      <>
+        <RecordLink to={`/p/${projectId}/triggers/${trigger.id}`}>{visible(trigger.name)}</RecordLink>
+        {trigger.description && (
+          <Text size="sm" c="dimmed" lineClamp={1}>
+            {visible(trigger.description)}
+          </Text>
+        )}
+      </>
+    ),
+  },
+  {
+    title: texts.type,
+    cell: trigger => (
+      <>
+        <Text inherit>{texts.types[trigger.type]}</Text>
+        <Text size="sm" c="dimmed" className="mono">
+          {visible(firedBy(trigger))}
+        </Text>
+      </>
+    ),
+  },
+  { title: texts.starts, cell: ({ target_type }) => texts.targets[target_type] },
+  {
+    title: texts.next,
+    cell: ({ active, next_fire_at }) =>
+      active ? next_fire_at ? <When at={next_fire_at} /> : strings.none : <StatusBadge status="inactive" />,
+  },
+]
+
+const useTriggers = (projectId: string) =>
+  useList<Trigger>(
     ['triggers', projectId],
     async ({ q, type, active }, bounds, signal) => {
       const chosen = TYPES.filter(each => each === type)
@@ -54,40 +82,17 @@ export function Triggers() {
     },
     { pollMs: POLL_MS },
   )
-  const columns: Column<Trigger>[] = [
-    {
-      title: texts.name,
-      isWide: true,
-      cell: trigger => (
-        <>
-          <RecordLink to={`/p/${projectId}/triggers/${trigger.id}`}>{visible(trigger.name)}</RecordLink>
-          {trigger.description && (
-            <Text size="sm" c="dimmed" lineClamp={1}>
-              {visible(trigger.description)}
-            </Text>
-          )}
-        </>
-      ),
-    },
-    {
-      title: texts.type,
-      cell: trigger => (
-        <>
-          <Text inherit>{texts.types[trigger.type]}</Text>
-          <Text size="sm" c="dimmed" className="mono">
-            {visible(firedBy(trigger))}
-          </Text>
-        </>
-      ),
-    },
-    { title: texts.starts, cell: ({ target_type }) => texts.targets[target_type] },
-    {
-      title: texts.next,
-      cell: ({ active, next_fire_at }) =>
-        active ? next_fire_at ? <When at={next_fire_at} /> : strings.none : <StatusBadge status="inactive" />,
-    },
-  ]
-  const create = isAllowed('triggers:CreateTrigger') && (
+
+/** Triggers of a project. */
+export function Triggers() {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const navigate = useNavigate()
+  // The dialog is not part of the empty list: the new trigger must not close it before its secret was read.
+  const [isCreating, creating] = useDisclosure()
+  const list = useTriggers(projectId)
+  const columns = triggerColumns(projectId)
+  const create = isAllowed(createTrigger) && (
     <Button leftSection={<IconPlus size={16} />} onClick={creating.open}>
       {texts.create}
     </Button>
@@ -97,7 +102,7 @@ export function Triggers() {
       <ListView
         label={strings.nav.triggers}
         list={list}
-        action="triggers:ListTriggers"
+        operation={listTriggers}
         columns={columns}
         fields={
           <>
@@ -109,7 +114,7 @@ export function Triggers() {
             />
             <ChoiceField
               name="active"
-              label={texts.state}
+              label={strings.state}
               choices={[
                 { value: 'true', label: strings.statuses.active },
                 { value: 'false', label: strings.statuses.inactive },

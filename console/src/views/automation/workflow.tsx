@@ -3,22 +3,24 @@ import { Badge, Card, Group, Stack, Table, Text } from '@mantine/core'
 import type { Workflow, WorkflowPatch } from '@muster/client'
 import {
   compareWorkflowVersions,
+  createTask,
   deleteWorkflow,
   getWorkflow,
+  listTasks,
   listWorkflowVersions,
   restoreWorkflowVersion,
   updateWorkflow,
 } from '@muster/client/operations'
 import { IconEdit, IconPlus } from '@tabler/icons-react'
-import { useQuery } from '@tanstack/react-query'
-import { useNavigate, useParams } from '@tanstack/react-router'
+import { useIds } from '#address.ts'
 import { api } from '#api.ts'
-import { ActionButton, FormButton } from '#components/actions.tsx'
+import { FormButton } from '#components/actions.tsx'
 import { CommandForm } from '#components/command-form.tsx'
 import { TableHead } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Section } from '#components/record.tsx'
-import { Loaded, Refused } from '#components/states.tsx'
+import { RecordPage, RemoveButton } from '#components/record-page.tsx'
+import { Refused } from '#components/states.tsx'
 import { visible } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
 import { Versions } from '#components/versions.tsx'
@@ -31,45 +33,36 @@ const texts = strings.workflows
 
 /** A workflow: its board, its definition and its versions. */
 export function WorkflowView() {
-  const { workflowId } = useParams({ strict: false }) as { workflowId: string }
-  const workflow = useQuery<Workflow>({
-    queryKey: ['workflow', workflowId],
-    queryFn: async ({ signal }) => getWorkflow(api, { workflow_id: workflowId }, { signal }),
-  })
+  const { workflowId } = useIds()
   return (
-    <Loaded query={workflow} action="workflows:GetWorkflow">
+    <RecordPage queryKey={['workflow', workflowId]} get={getWorkflow} ids={{ workflow_id: workflowId }}>
       {record => <WorkflowPage workflow={record} />}
-    </Loaded>
+    </RecordPage>
   )
 }
 
-function WorkflowPage({ workflow }: { workflow: Workflow }) {
+function WorkflowActions({ workflow }: { workflow: Workflow }) {
   const projectId = useProjectId()
-  const navigate = useNavigate()
   const isAllowed = usePermissions(projectId)
-  const { id, name, description, version } = workflow
-  const actions = (
+  return (
     <>
-      {isAllowed('workflows:DeleteWorkflow') && (
-        <ActionButton
-          size="sm"
-          label={strings.remove}
-          question={texts.deleteText}
-          run={async () => deleteWorkflow(api, { workflow_id: id })}
-          stale={[['workflows', projectId]]}
-          onDone={() => void navigate({ to: `/p/${projectId}/workflows` })}
-        />
-      )}
-      {isAllowed('workflows:UpdateWorkflow') && (
+      <RemoveButton
+        operation={deleteWorkflow}
+        ids={{ workflow_id: workflow.id }}
+        question={texts.deleteText}
+        stale={[['workflows', projectId]]}
+        list="workflows"
+      />
+      {isAllowed(updateWorkflow) && (
         <FormButton
-          label={texts.edit}
+          label={strings.edit}
           variant="default"
           leftSection={<IconEdit size={16} />}
           modalSize="xl"
           form={close => <EditForm workflow={workflow} onDone={close} />}
         />
       )}
-      {isAllowed('tasks:CreateTask') && (
+      {isAllowed(createTask) && (
         <FormButton
           label={strings.tasks.create}
           leftSection={<IconPlus size={16} />}
@@ -78,19 +71,21 @@ function WorkflowPage({ workflow }: { workflow: Workflow }) {
       )}
     </>
   )
+}
+
+function WorkflowPage({ workflow }: { workflow: Workflow }) {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const { id, name, description, version } = workflow
   return (
-    <Page title={name} intro={description && visible(description)} actions={actions}>
+    <Page title={name} intro={description && visible(description)} actions={<WorkflowActions workflow={workflow} />}>
       <AddressTabs
         tabs={[
           {
             value: 'board',
             title: texts.board,
             content: () =>
-              isAllowed('tasks:ListTasks') === false ? (
-                <Refused action="tasks:ListTasks" />
-              ) : (
-                <Board workflow={workflow} />
-              ),
+              isAllowed(listTasks) === false ? <Refused operation={listTasks} /> : <Board workflow={workflow} />,
           },
           {
             value: 'definition',
@@ -99,31 +94,25 @@ function WorkflowPage({ workflow }: { workflow: Workflow }) {
           },
           {
             value: 'versions',
-            title: strings.agents.versions,
+            title: strings.versions,
             content: () => (
               <Versions
                 queryKey={['workflow', id]}
                 current={version}
-                list={async signal =>
-                  (await listWorkflowVersions(api, { workflow_id: id, limit: 100 }, { signal }).page()).data
-                }
-                compare={async (from, to, signal) =>
-                  compareWorkflowVersions(api, { workflow_id: id, from, to }, { signal })
-                }
-                restore={
-                  isAllowed('workflows:RestoreWorkflowVersion')
-                    ? async number => restoreWorkflowVersion(api, { workflow_id: id, version: String(number) })
-                    : undefined
-                }
+                ids={{ workflow_id: id }}
                 stale={[['workflow', id]]}
-                actions={{ list: 'workflows:ListWorkflowVersions', get: 'workflows:GetWorkflowVersion' }}
+                operations={{
+                  list: listWorkflowVersions,
+                  compare: compareWorkflowVersions,
+                  restore: restoreWorkflowVersion,
+                }}
               />
             ),
           },
           {
             value: 'json',
-            title: texts.json,
-            content: () => <Value value={workflow} label={texts.json} />,
+            title: strings.json,
+            content: () => <Value value={workflow} label={strings.json} />,
           },
         ]}
       />
@@ -155,9 +144,58 @@ function EditForm({ workflow, onDone }: { workflow: Workflow; onDone: () => void
   )
 }
 
+function StateRow({
+  state: { name, initial, terminal, kind, on_enter },
+  transitions,
+}: {
+  state: Workflow['states'][number]
+  transitions: Workflow['transitions']
+}) {
+  const { kinds, dispatch } = texts
+  return (
+    <Table.Tr>
+      <Table.Td>
+        <Group gap={6}>
+          <Text fw={600}>{visible(name)}</Text>
+          {initial && <Badge variant="default">{kinds.initial}</Badge>}
+          {terminal && <Badge variant="default">{kinds.terminal}</Badge>}
+          {kind === 'human' && <Badge variant="default">{kinds.human}</Badge>}
+        </Group>
+      </Table.Td>
+      <Table.Td data-title={texts.work}>
+        {on_enter ? (
+          <>
+            <Text size="sm">{dispatch[on_enter.dispatch.kind]}</Text>
+            <Text size="xs" className="mono" c="dimmed">
+              {visible(
+                on_enter.dispatch.agent_id ??
+                  on_enter.dispatch.orchestration_id ??
+                  on_enter.dispatch.tool_id ??
+                  on_enter.dispatch.trigger_id ??
+                  '',
+              )}
+            </Text>
+          </>
+        ) : (
+          strings.none
+        )}
+      </Table.Td>
+      <Table.Td>
+        {transitions
+          .filter(({ from }) => from.includes(name))
+          .map(each => (
+            <Text size="sm" key={each.name}>
+              {visible(each.name)} → {visible(each.to)}
+              {each.requires_approval && ` (${texts.approval})`}
+            </Text>
+          ))}
+      </Table.Td>
+    </Table.Tr>
+  )
+}
+
 /** The states in order with the work that they start and the transitions from them. */
 function Definition({ workflow: { states, transitions, payload_schema } }: { workflow: Workflow }) {
-  const { kinds, dispatch } = texts
   return (
     <Stack gap="lg">
       <Card withBorder padding={0} radius="lg">
@@ -168,47 +206,10 @@ function Definition({ workflow: { states, transitions, payload_schema } }: { wor
           aria-label={texts.definition}
           layout="fixed"
         >
-          <TableHead titles={[texts.state, texts.work, texts.transitions]} />
+          <TableHead titles={[strings.state, texts.work, texts.transitions]} />
           <Table.Tbody>
-            {states.map(({ name, initial, terminal, kind, on_enter }) => (
-              <Table.Tr key={name}>
-                <Table.Td>
-                  <Group gap={6}>
-                    <Text fw={600}>{visible(name)}</Text>
-                    {initial && <Badge variant="default">{kinds.initial}</Badge>}
-                    {terminal && <Badge variant="default">{kinds.terminal}</Badge>}
-                    {kind === 'human' && <Badge variant="default">{kinds.human}</Badge>}
-                  </Group>
-                </Table.Td>
-                <Table.Td data-title={texts.work}>
-                  {on_enter ? (
-                    <>
-                      <Text size="sm">{dispatch[on_enter.dispatch.kind]}</Text>
-                      <Text size="xs" className="mono" c="dimmed">
-                        {visible(
-                          on_enter.dispatch.agent_id ??
-                            on_enter.dispatch.orchestration_id ??
-                            on_enter.dispatch.tool_id ??
-                            on_enter.dispatch.trigger_id ??
-                            '',
-                        )}
-                      </Text>
-                    </>
-                  ) : (
-                    strings.none
-                  )}
-                </Table.Td>
-                <Table.Td>
-                  {transitions
-                    .filter(({ from }) => from.includes(name))
-                    .map(each => (
-                      <Text size="sm" key={each.name}>
-                        {visible(each.name)} → {visible(each.to)}
-                        {each.requires_approval && ` (${texts.approval})`}
-                      </Text>
-                    ))}
-                </Table.Td>
-              </Table.Tr>
+            {states.map(state => (
+              <StateRow key={state.name} state={state} transitions={transitions} />
             ))}
           </Table.Tbody>
         </Table>

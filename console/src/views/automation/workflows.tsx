@@ -19,8 +19,7 @@ export function Workflows() {
       kind="workflows"
       texts={texts}
       icon={<IconLayoutKanban />}
-      actions={{ list: 'workflows:ListWorkflows', create: 'workflows:CreateWorkflow' }}
-      read={async (args, options) => listWorkflows(api, args, options).page()}
+      operations={{ list: listWorkflows, create: createWorkflow }}
       column={{ title: texts.states, cell: ({ states }) => states.length }}
       isSearched={false}
       create={

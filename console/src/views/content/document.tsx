@@ -17,14 +17,16 @@ import {
 } from '@muster/client/operations'
 import { IconAlertTriangle, IconEdit, IconRefresh } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
-import { Link, useNavigate, useParams } from '@tanstack/react-router'
+import { Link } from '@tanstack/react-router'
 import { useState } from 'react'
+import { useIds } from '#address.ts'
 import { api, BUSY_MS, every } from '#api.ts'
 import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
 import { useFilters } from '#components/filters.ts'
 import { type Column, ListView, PAGE_ROWS, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Facts, IdLine, Section } from '#components/record.tsx'
+import { RecordPage, RemoveButton } from '#components/record-page.tsx'
 import { SchemaForm } from '#components/schema-form.tsx'
 import { Loaded } from '#components/states.tsx'
 import { Tags, TagsButton } from '#components/tags.tsx'
@@ -41,28 +43,27 @@ const CHUNK_FIELDS = ['chunk_strategy', 'chunk_unit', 'chunk_size', 'chunk_overl
 
 /** A document: its ingestion, text, chunks and versions. */
 export function DocumentView() {
-  const { documentId } = useParams({ strict: false }) as { documentId: string }
-  const document = useQuery<DocumentWithContent>({
-    queryKey: documentKey(documentId),
-    queryFn: async ({ signal }) => getDocument(api, { document_id: documentId }, { signal }),
-    refetchInterval: query => (isIngesting(query.state.data?.status) ? every(BUSY_MS)(query) : false),
-  })
+  const { documentId } = useIds()
   return (
-    <Loaded query={document} action="documents:GetDocument">
+    <RecordPage
+      queryKey={documentKey(documentId)}
+      get={getDocument}
+      ids={{ document_id: documentId }}
+      refetchInterval={query => (isIngesting(query.state.data?.status) ? every(BUSY_MS)(query) : false)}
+    >
       {record => <DocumentPage document={record} />}
-    </Loaded>
+    </RecordPage>
   )
 }
 
 function DocumentPage({ document }: { document: DocumentWithContent }) {
   const { id, project_id, status } = document
   const isAllowed = usePermissions(project_id)
-  const navigate = useNavigate()
   const stale = [documentKey(id), ['documents', project_id], ['files', project_id]]
-  const mayUpdate = isAllowed('documents:UpdateDocument') && status !== 'withdrawn'
+  const mayUpdate = isAllowed(updateDocument) && status !== 'withdrawn'
   const actions = (
     <>
-      {status !== 'withdrawn' && isAllowed('documents:IngestDocument') && (
+      {status !== 'withdrawn' && isAllowed(reingestDocument) && (
         <FormButton
           label={texts.reingest}
           variant="default"
@@ -72,7 +73,7 @@ function DocumentPage({ document }: { document: DocumentWithContent }) {
       )}
       {mayUpdate && (
         <FormButton
-          label={strings.agents.edit}
+          label={strings.edit}
           leftSection={<IconEdit size={16} />}
           form={close => <DocumentForm document={document} stale={stale} onDone={close} />}
         />
@@ -93,7 +94,7 @@ function DocumentPage({ document }: { document: DocumentWithContent }) {
       <Ingestion document={document} />
       <AddressTabs
         tabs={[
-          { value: 'text', title: texts.text, content: () => <DocumentText document={document} /> },
+          { value: 'text', title: strings.text, content: () => <DocumentText document={document} /> },
           {
             value: 'chunks',
             title: texts.chunksOf(document.chunk_count),
@@ -101,15 +102,15 @@ function DocumentPage({ document }: { document: DocumentWithContent }) {
           },
           {
             value: 'versions',
-            title: strings.agents.versions,
+            title: strings.versions,
             content: () => <Versions document={document} stale={stale} />,
           },
           {
             value: 'record',
-            title: strings.agents.record,
+            title: strings.record,
             content: () => (
               <Section
-                title={strings.agents.record}
+                title={strings.record}
                 actions={
                   <>
                     {mayUpdate && (
@@ -120,16 +121,14 @@ function DocumentPage({ document }: { document: DocumentWithContent }) {
                         stale={stale}
                       />
                     )}
-                    {isAllowed('documents:DeleteDocument') && (
-                      <ActionButton
-                        label={strings.remove}
-                        color="red"
-                        question={texts.deleteText}
-                        run={async () => deleteDocument(api, { document_id: id })}
-                        stale={stale.slice(1)}
-                        onDone={() => void navigate({ to: `/p/${project_id}/documents` })}
-                      />
-                    )}
+                    <RemoveButton
+                      operation={deleteDocument}
+                      ids={{ document_id: id }}
+                      question={texts.deleteText}
+                      stale={stale.slice(1)}
+                      list="documents"
+                      size="xs"
+                    />
                   </>
                 }
               >
@@ -160,15 +159,15 @@ function DocumentFacts({ document }: { document: DocumentWithContent }) {
     <>
       <Facts
         facts={[
-          [strings.agents.version, document.version],
+          [strings.version, document.version],
           [texts.chunks, document.chunk_count.toLocaleString()],
           [texts.strategy, chunk_strategy],
           [texts.chunkSize, chunk_size && `${chunk_size} ${chunk_unit ?? ''}`],
           [texts.overlap, chunk_overlap],
           [strings.files.size, sizeText(document.size)],
           [strings.files.type, document.content_type && visible(document.content_type)],
-          [strings.agents.created, <When key="created" at={document.created_at} />],
-          [strings.files.updated, <When key="updated" at={document.updated_at} />],
+          [strings.created, <When key="created" at={document.created_at} />],
+          [strings.updated, <When key="updated" at={document.updated_at} />],
           [
             texts.file,
             <Anchor
@@ -223,9 +222,9 @@ function Ingestion({ document: { id, status, error } }: { document: DocumentWith
 
 function DocumentText({ document: { content, status } }: { document: DocumentWithContent }) {
   return (
-    <Section title={texts.text}>
+    <Section title={strings.text}>
       {content ? (
-        <Value value={content} label={texts.text} />
+        <Value value={content} label={strings.text} />
       ) : (
         <Text c="dimmed">{content === '' ? texts.emptyContent : texts.noText[status]}</Text>
       )}
@@ -266,7 +265,7 @@ function Chunks({ document: { id, status, version } }: { document: DocumentWithC
     placeholderData: previous => previous,
   })
   return (
-    <Loaded query={chunks} action="documents:GetDocument">
+    <Loaded query={chunks} operation={getDocument}>
       {({ data, total }) =>
         total === 0 ? (
           <Text c="dimmed">{texts.noChunks}</Text>
@@ -302,13 +301,13 @@ function Versions({ document, stale }: { document: DocumentWithContent; stale: s
   )
   const columns: Column<DocumentVersion>[] = [
     {
-      title: strings.agents.version,
+      title: strings.version,
       isWide: true,
       cell: ({ version, tombstone, title, path }) => (
         <>
           <Group gap="sm">
             <Text fw={600}>
-              {strings.agents.version} {version}
+              {strings.version} {version}
             </Text>
             {version === current && <Badge variant="default">{texts.current}</Badge>}
             {tombstone && <Badge variant="default">{texts.status.withdrawn}</Badge>}
@@ -320,13 +319,13 @@ function Versions({ document, stale }: { document: DocumentWithContent; stale: s
       ),
     },
     { title: texts.strategy, cell: ({ chunk_strategy }) => chunk_strategy },
-    { title: strings.agents.created, cell: ({ created_at }) => <When at={created_at} /> },
+    { title: strings.created, cell: ({ created_at }) => <When at={created_at} /> },
     {
-      title: texts.actions,
+      title: strings.actions,
       cell: ({ version, tombstone }) => (
         <Group gap="sm">
           {!tombstone && <TextButton onClick={() => setShown(version)}>{texts.show}</TextButton>}
-          {!tombstone && (version !== current || status === 'withdrawn') && isAllowed('documents:UpdateDocument') && (
+          {!tombstone && (version !== current || status === 'withdrawn') && isAllowed(updateDocument) && (
             <ActionButton
               label={strings.agents.restore}
               run={async () => restoreDocumentVersion(api, { document_id: id, version: String(version) })}
@@ -341,9 +340,9 @@ function Versions({ document, stale }: { document: DocumentWithContent; stale: s
   return (
     <>
       <ListView
-        label={strings.agents.versions}
+        label={strings.versions}
         list={list}
-        action="documents:GetDocument"
+        operation={getDocument}
         columns={columns}
         keyOf={({ version }) => String(version)}
         empty={null}
@@ -351,7 +350,7 @@ function Versions({ document, stale }: { document: DocumentWithContent; stale: s
       <Modal
         opened={shown !== null}
         onClose={() => setShown(null)}
-        title={`${strings.agents.version} ${shown ?? ''}`}
+        title={`${strings.version} ${shown ?? ''}`}
         size="xl"
       >
         {shown !== null && <VersionText id={id} version={shown} />}
@@ -361,14 +360,14 @@ function Versions({ document, stale }: { document: DocumentWithContent; stale: s
 }
 
 function VersionText({ id, version }: { id: string; version: number }) {
-  const text = useQuery({
-    queryKey: [...documentKey(id), 'versions', 'text', version],
-    queryFn: async ({ signal }) => getDocumentVersion(api, { document_id: id, version: String(version) }, { signal }),
-  })
   return (
-    <Loaded query={text} action="documents:GetDocument">
-      {({ content }) => <Value value={content ?? ''} label={`${strings.agents.version} ${version}`} />}
-    </Loaded>
+    <RecordPage
+      queryKey={[...documentKey(id), 'versions', 'text', version]}
+      get={getDocumentVersion}
+      ids={{ document_id: id, version: String(version) }}
+    >
+      {({ content }) => <Value value={content ?? ''} label={`${strings.version} ${version}`} />}
+    </RecordPage>
   )
 }
 

@@ -1,7 +1,7 @@
 import createFields from 'fields:createDocument'
 import { Badge, type BadgeProps, Button, Group, Text } from '@mantine/core'
 import type { Document, DocumentInput } from '@muster/client'
-import { createDocument, listDocuments } from '@muster/client/operations'
+import { createDocument, listDocuments, uploadFile } from '@muster/client/operations'
 import { IconFileText, IconPlus } from '@tabler/icons-react'
 import { Link, useNavigate } from '@tanstack/react-router'
 import { api, BUSY_MS } from '#api.ts'
@@ -37,11 +37,29 @@ export function DocumentStatus({ status }: { status: Document['status'] }) {
   )
 }
 
-/** Documents of a project. */
-export function Documents() {
-  const projectId = useProjectId()
-  const isAllowed = usePermissions(projectId)
-  const list = useList<Document>(
+const documentColumns = (projectId: string): Column<Document>[] => [
+  {
+    title: texts.title,
+    isWide: true,
+    cell: ({ id, title, filename, path }) => (
+      <>
+        <RecordLink to={`/p/${projectId}/documents/${id}`}>{visible(title ?? filename)}</RecordLink>
+        {path && (
+          <Text size="sm" c="dimmed">
+            {visible(path)}
+          </Text>
+        )}
+      </>
+    ),
+  },
+  { title: strings.state, cell: ({ status }) => <DocumentStatus status={status} /> },
+  { title: texts.chunks, cell: ({ chunk_count }) => chunk_count.toLocaleString() },
+  { title: strings.files.size, cell: ({ size }) => sizeText(size) },
+  { title: strings.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
+]
+
+const useDocuments = (projectId: string) =>
+  useList<Document>(
     ['documents', projectId],
     async ({ folder, status, tag }, bounds, signal) => {
       const chosen = STATUSES.filter(each => each === status)
@@ -56,27 +74,14 @@ export function Documents() {
     },
     { pollMs: rows => (rows.some(({ status }) => isIngesting(status)) ? BUSY_MS : undefined) },
   )
-  const columns: Column<Document>[] = [
-    {
-      title: texts.title,
-      isWide: true,
-      cell: ({ id, title, filename, path }) => (
-        <>
-          <RecordLink to={`/p/${projectId}/documents/${id}`}>{visible(title ?? filename)}</RecordLink>
-          {path && (
-            <Text size="sm" c="dimmed">
-              {visible(path)}
-            </Text>
-          )}
-        </>
-      ),
-    },
-    { title: texts.state, cell: ({ status }) => <DocumentStatus status={status} /> },
-    { title: texts.chunks, cell: ({ chunk_count }) => chunk_count.toLocaleString() },
-    { title: strings.files.size, cell: ({ size }) => sizeText(size) },
-    { title: strings.files.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
-  ]
-  const create = isAllowed('documents:CreateDocument') && (
+
+/** Documents of a project. */
+export function Documents() {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const list = useDocuments(projectId)
+  const columns = documentColumns(projectId)
+  const create = isAllowed(createDocument) && (
     <FormButton
       label={texts.create}
       leftSection={<IconPlus size={16} />}
@@ -88,7 +93,7 @@ export function Documents() {
       <ListView
         label={strings.nav.documents}
         list={list}
-        action="documents:ListDocuments"
+        operation={listDocuments}
         columns={columns}
         fields={
           <>
@@ -96,7 +101,7 @@ export function Documents() {
             <SearchField name="tag" label={strings.tags.filter} />
             <ChoiceField
               name="status"
-              label={texts.state}
+              label={strings.state}
               choices={STATUSES.map(value => ({ value, label: texts.status[value] }))}
             />
           </>
@@ -109,7 +114,7 @@ export function Documents() {
             action={
               <Group gap="sm">
                 {create}
-                {isAllowed('files:UploadFile') && (
+                {isAllowed(uploadFile) && (
                   <Button component={Link} to={`/p/${projectId}/files`} variant="default">
                     {texts.fromFile}
                   </Button>

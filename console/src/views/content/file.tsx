@@ -5,6 +5,7 @@ import type { FilePatch, File as FileRecord, IngestInput } from '@muster/client'
 import {
   deleteFile,
   downloadFile,
+  getDocument,
   getFile,
   ingestDocument,
   listFileDependents,
@@ -14,15 +15,17 @@ import {
 } from '@muster/client/operations'
 import { IconDownload, IconFileText } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
-import { Link, useNavigate, useParams } from '@tanstack/react-router'
+import { Link, useNavigate } from '@tanstack/react-router'
+import { useIds } from '#address.ts'
 import { api } from '#api.ts'
 import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
 import { FilePreview } from '#components/file-preview.tsx'
 import { Page } from '#components/page.tsx'
 import { Facts, IdLine, Section } from '#components/record.tsx'
+import { RecordPage, RemoveButton } from '#components/record-page.tsx'
 import { saveAs } from '#components/save.ts'
 import { SchemaForm } from '#components/schema-form.tsx'
-import { FailureAlert, Loaded } from '#components/states.tsx'
+import { FailureAlert } from '#components/states.tsx'
 import { Tags, TagsButton } from '#components/tags.tsx'
 import { sizeText, visible, When } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
@@ -42,25 +45,20 @@ async function saveFile(id: string, filename: string): Promise<void> {
 
 /** A file: its record, its content, and what is made of it. */
 export function FileView() {
-  const { fileId } = useParams({ strict: false }) as { fileId: string }
-  const file = useQuery<FileRecord>({
-    queryKey: fileKey(fileId),
-    queryFn: async ({ signal }) => getFile(api, { file_id: fileId }, { signal }),
-  })
+  const { fileId } = useIds()
   return (
-    <Loaded query={file} action="files:GetFile">
+    <RecordPage queryKey={fileKey(fileId)} get={getFile} ids={{ file_id: fileId }}>
       {record => <FilePage file={record} />}
-    </Loaded>
+    </RecordPage>
   )
 }
 
 function FilePage({ file }: { file: FileRecord }) {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const navigate = useNavigate()
   const stale = [fileKey(file.id), ['files', projectId]]
   const { document_id } = file
-  const mayDownload = file.has_content && isAllowed('files:DownloadFile')
+  const mayDownload = file.has_content && isAllowed(downloadFile)
   const actions = (
     <>
       {mayDownload && (
@@ -71,7 +69,7 @@ function FilePage({ file }: { file: FileRecord }) {
           run={() => saveFile(file.id, file.filename)}
         />
       )}
-      {document_id && isAllowed('documents:GetDocument') && (
+      {document_id && isAllowed(getDocument) && (
         <Button
           component={Link}
           to={`/p/${projectId}/documents/${document_id}`}
@@ -80,7 +78,7 @@ function FilePage({ file }: { file: FileRecord }) {
           {texts.openDocument}
         </Button>
       )}
-      {!document_id && file.has_content && isAllowed('documents:IngestDocument') && (
+      {!document_id && file.has_content && isAllowed(ingestDocument) && (
         <FormButton
           label={texts.ingest}
           leftSection={<IconFileText size={16} />}
@@ -92,11 +90,11 @@ function FilePage({ file }: { file: FileRecord }) {
   return (
     <Page title={file.filename} intro={visible(file.path ?? '')} actions={actions}>
       <Section
-        title={strings.agents.record}
+        title={strings.record}
         actions={
           <>
-            {isAllowed('files:UploadFile') && !document_id && <ReplaceButton file={file} />}
-            {isAllowed('files:UpdateFileMetadata') && (
+            {isAllowed(replaceFileContent) && !document_id && <ReplaceButton file={file} />}
+            {isAllowed(updateFileMetadata) && (
               <FormButton
                 label={texts.change}
                 variant="default"
@@ -104,14 +102,14 @@ function FilePage({ file }: { file: FileRecord }) {
                 form={close => <FileForm file={file} onDone={close} />}
               />
             )}
-            {isAllowed('files:DeleteFile') && !document_id && (
-              <ActionButton
-                label={strings.remove}
-                color="red"
+            {!document_id && (
+              <RemoveButton
+                operation={deleteFile}
+                ids={{ file_id: file.id }}
                 question={texts.deleteText}
-                run={async () => deleteFile(api, { file_id: file.id })}
                 stale={[['files', projectId]]}
-                onDone={() => void navigate({ to: `/p/${projectId}/files` })}
+                list="files"
+                size="xs"
               />
             )}
           </>
@@ -121,8 +119,8 @@ function FilePage({ file }: { file: FileRecord }) {
           facts={[
             [texts.type, file.content_type && <span className="mono">{visible(file.content_type)}</span>],
             [texts.size, file.size !== null && sizeText(file.size)],
-            [strings.agents.created, <When key="created" at={file.created_at} />],
-            [texts.updated, <When key="updated" at={file.updated_at} />],
+            [strings.created, <When key="created" at={file.created_at} />],
+            [strings.updated, <When key="updated" at={file.updated_at} />],
           ]}
         />
         <IdLine id={file.id} />
@@ -134,7 +132,7 @@ function FilePage({ file }: { file: FileRecord }) {
         {file.metadata !== null && <Value value={file.metadata} label={texts.metadata} />}
         <Group gap="sm">
           <Tags tags={file.tags} />
-          {isAllowed('files:UpdateFileMetadata') && (
+          {isAllowed(updateFileMetadata) && (
             <TagsButton
               tags={file.tags}
               save={async tags => replaceFileTags(api, { ...tags, file_id: file.id })}

@@ -13,7 +13,7 @@ import {
   Text,
 } from '@mantine/core'
 import type { File as FileRecord } from '@muster/client'
-import { listFiles } from '@muster/client/operations'
+import { ingestDocument, listFiles, uploadFile } from '@muster/client/operations'
 import { IconFile, IconFolder, IconRefresh, IconUpload, IconX } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
@@ -81,7 +81,7 @@ export function Files() {
   const view = `/p/${projectId}/files`
   const columns: Column<Row>[] = [
     {
-      title: texts.name,
+      title: strings.name,
       isWide: true,
       cell: row => {
         if ('folder' in row)
@@ -137,17 +137,17 @@ export function Files() {
         ),
     },
     {
-      title: texts.updated,
+      title: strings.updated,
       cell: row => <When at={'folder' in row ? row.folder.updated_at : row.file.updated_at} />,
     },
   ]
   return (
     <Page title={strings.nav.files} intro={texts.intro}>
-      {isAllowed('files:UploadFile') && <UploadArea projectId={projectId} prefix={prefix} />}
+      {isAllowed(uploadFile) && <UploadArea projectId={projectId} prefix={prefix} />}
       <ListView
         label={strings.nav.files}
         list={list}
-        action="files:GetFile"
+        operation={listFiles}
         columns={columns}
         keyOf={row => ('folder' in row ? row.folder.path : row.file.id)}
         fields={
@@ -212,7 +212,7 @@ function UploadArea({ projectId, prefix }: { projectId: string; prefix: string }
   const isAllowed = usePermissions(projectId)
   const { uploads, upload, stop, retry, clear } = useUploads(projectId)
   const [isOver, setOver] = useState(false)
-  const mayIngest = isAllowed('documents:IngestDocument') === true
+  const mayIngest = isAllowed(ingestDocument) === true
   const [isIngested, setIngested] = useState(false)
   const add = (files: File[]) => {
     if (files.length > 0) upload(files, { prefix, isIngested: mayIngest && isIngested })

@@ -216,7 +216,7 @@ function SettingsForm({ settings, onDone }: { settings: Settings; onDone: (setti
     queryKey: ['memory-stores', projectId, 'all'],
     queryFn: async ({ signal }) =>
       (await listMemoryStores(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed('memories:ListMemoryStores') === true,
+    enabled: isAllowed(listMemoryStores) === true,
   })
   const actors = useActors(projectId)
   return (
@@ -240,7 +240,7 @@ function SettingsForm({ settings, onDone }: { settings: Settings; onDone: (setti
 
 function Results({ query, settings, result, other }: Side & { query: string; other?: Side }) {
   return (
-    <Loaded query={result} action="knowledge:SearchKnowledge">
+    <Loaded query={result} operation={searchKnowledge}>
       {({ results, degraded_channels }) => (
         <Stack gap="md">
           {degraded_channels.length > 0 && (
@@ -325,7 +325,7 @@ function HitCard({
         <Signals hit={hit} halfLifeDays={settings.recency_half_life_days} />
         {other && <Elsewhere hit={hit} rank={rank} other={other} />}
         <Group gap="sm">
-          {isDocument && isAllowed('documents:GetDocument') && (
+          {isDocument && isAllowed(listDocumentChunks) && (
             <Button size="xs" variant="default" onClick={() => setOpen(true)}>
               {texts.openChunk}
             </Button>
@@ -412,7 +412,7 @@ function Neighbours({ hit: { document_id, chunk_index } }: { hit: KnowledgeDocum
     },
   })
   return (
-    <Loaded query={chunks} action="documents:GetDocument">
+    <Loaded query={chunks} operation={listDocumentChunks}>
       {rows => (
         <Stack gap="lg">
           {rows.map(chunk => (

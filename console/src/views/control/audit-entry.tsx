@@ -1,13 +1,11 @@
 import { Group } from '@mantine/core'
 import { getAuditEntry } from '@muster/client/operations'
-import { useQuery } from '@tanstack/react-query'
-import { useParams } from '@tanstack/react-router'
 import { useUserNames } from '#access.ts'
-import { api } from '#api.ts'
+import { useIds } from '#address.ts'
 import { EntityLink } from '#components/entity-link.tsx'
 import { Page } from '#components/page.tsx'
 import { Facts, Section } from '#components/record.tsx'
-import { Loaded } from '#components/states.tsx'
+import { RecordPage } from '#components/record-page.tsx'
 import { visible, When } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
 import { useProjectId } from '#projects.ts'
@@ -19,14 +17,10 @@ const texts = strings.audit
 /** An entry of the audit log with its change. */
 export function AuditEntryView() {
   const projectId = useProjectId()
-  const { entryId } = useParams({ strict: false }) as { entryId: string }
+  const { entryId } = useIds()
   const { nameOf } = useUserNames(projectId)
-  const entry = useQuery({
-    queryKey: ['audit', 'entry', entryId],
-    queryFn: async ({ signal }) => getAuditEntry(api, { entry_id: entryId }, { signal }),
-  })
   return (
-    <Loaded query={entry} action="audit:GetAuditEntry">
+    <RecordPage queryKey={['audit', 'entry', entryId]} get={getAuditEntry} ids={{ entry_id: entryId }}>
       {({ id, action, principal_type, principal_id, resource_srn, resource_public_id, ...rest }) => {
         const type = resource_srn?.split(':')[2]
         return (
@@ -49,7 +43,7 @@ export function AuditEntryView() {
                     ),
                   ],
                   [
-                    texts.status,
+                    strings.status,
                     <Group key="status">
                       <StatusBadge status={rest.status} />
                     </Group>,
@@ -76,6 +70,6 @@ export function AuditEntryView() {
           </Page>
         )
       }}
-    </Loaded>
+    </RecordPage>
   )
 }

@@ -1,6 +1,6 @@
 import { Alert, Anchor, Badge, Button, Select, Switch, Text, TextInput } from '@mantine/core'
 import type { AuditEntry } from '@muster/client'
-import { exportAuditEntries, listAuditEntries, verifyAuditLog } from '@muster/client/operations'
+import { exportAuditEntries, getSystemStatus, listAuditEntries, verifyAuditLog } from '@muster/client/operations'
 import { IconDownload, IconHistory, IconShieldCheck, IconShieldX } from '@tabler/icons-react'
 import { Link } from '@tanstack/react-router'
 import { useActions, useUserNames } from '#access.ts'
@@ -78,7 +78,7 @@ export function Audit() {
           texts.platform
         ),
     },
-    { title: texts.status, cell: ({ status }) => <StatusBadge status={status} /> },
+    { title: strings.status, cell: ({ status }) => <StatusBadge status={status} /> },
     { title: texts.at, cell: ({ created_at }) => <When at={created_at} /> },
   ]
   const buttons = (
@@ -91,7 +91,7 @@ export function Audit() {
       >
         {texts.verify}
       </Button>
-      {isAllowed('audit:ExportAuditEntries') && (
+      {isAllowed(exportAuditEntries) && (
         <Button
           variant="default"
           leftSection={<IconDownload size={16} />}
@@ -145,7 +145,7 @@ export function Audit() {
       <ListView
         label={strings.nav.audit}
         list={list}
-        action="audit:ListAuditEntries"
+        operation={listAuditEntries}
         columns={columns}
         choices={['all']}
         fields={
@@ -168,7 +168,7 @@ export function Audit() {
             <SearchField name="resource" label={texts.resourceFilter} />
             {date('from')}
             {date('to')}
-            {isAllowed('system:GetSystemStatus') && (
+            {isAllowed(getSystemStatus) && (
               <Switch
                 label={texts.everything}
                 checked={Boolean(filters.all)}

@@ -1,13 +1,21 @@
 import { Anchor, Card, Table, Text } from '@mantine/core'
-import type { Event, EventWebhook } from '@muster/client'
-import { getEvent, listEventWebhooks, redeliverWebhookDelivery, redispatchEvent } from '@muster/client/operations'
+import type { EventWebhook } from '@muster/client'
+import {
+  getEvent,
+  listEventWebhooks,
+  listWebhooks,
+  redeliverWebhookDelivery,
+  redispatchEvent,
+} from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
-import { Link, useParams } from '@tanstack/react-router'
+import { Link } from '@tanstack/react-router'
+import { useIds } from '#address.ts'
 import { api, every, POLL_MS } from '#api.ts'
 import { ActionButton } from '#components/actions.tsx'
 import { RecordLink } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { Facts, Section } from '#components/record.tsx'
+import { RecordPage } from '#components/record-page.tsx'
 import { Loaded, Refused } from '#components/states.tsx'
 import { StatusBadge } from '#components/status.tsx'
 import { visible, When } from '#components/text.tsx'
@@ -20,15 +28,15 @@ const texts = strings.events
 /** An event: its data, and its outcome at each webhook. */
 export function EventView() {
   const projectId = useProjectId()
-  const { eventId } = useParams({ strict: false }) as { eventId: string }
+  const { eventId } = useIds()
   const isAllowed = usePermissions(projectId)
-  const event = useQuery<Event>({
-    queryKey: ['event', eventId],
-    queryFn: async ({ signal }) => getEvent(api, { event_id: eventId }, { signal }),
-    refetchInterval: query => (query.state.data?.dispatched_at ? false : every(POLL_MS)(query)),
-  })
   return (
-    <Loaded query={event} action="events:GetEvent">
+    <RecordPage
+      queryKey={['event', eventId]}
+      get={getEvent}
+      ids={{ event_id: eventId }}
+      refetchInterval={query => (query.state.data?.dispatched_at ? false : every(POLL_MS)(query))}
+    >
       {({ dispatched_at, ...envelope }) => (
         <Page
           title={envelope.event}
@@ -54,18 +62,14 @@ export function EventView() {
             />
           </Section>
           <Section title={texts.outcomes}>
-            {isAllowed('webhooks:ListWebhooks') === false ? (
-              <Refused action="webhooks:ListWebhooks" />
-            ) : (
-              <Outcomes eventId={eventId} />
-            )}
+            {isAllowed(listWebhooks) === false ? <Refused operation={listWebhooks} /> : <Outcomes eventId={eventId} />}
           </Section>
           <Section title={texts.envelope}>
             <Value value={envelope} label={texts.envelope} />
           </Section>
         </Page>
       )}
-    </Loaded>
+    </RecordPage>
   )
 }
 
@@ -80,7 +84,7 @@ function Outcomes({ eventId }: { eventId: string }) {
   })
   const stale = [['event', eventId, 'webhooks']]
   return (
-    <Loaded query={outcomes} action="webhooks:ListWebhooks">
+    <Loaded query={outcomes} operation={listWebhooks}>
       {rows =>
         rows.length === 0 ? (
           <Text c="dimmed">{texts.noWebhooks}</Text>
@@ -113,14 +117,14 @@ function Outcomes({ eventId }: { eventId: string }) {
                         )}
                       </Table.Td>
                       <Table.Td>
-                        {delivery_id && isAllowed('webhooks:RedeliverWebhookDelivery') && (
+                        {delivery_id && isAllowed(redeliverWebhookDelivery) && (
                           <ActionButton
                             label={strings.webhooks.redeliver}
                             run={async () => redeliverWebhookDelivery(api, { delivery_id })}
                             stale={stale}
                           />
                         )}
-                        {!delivery_id && isAllowed('events:RedispatchEvent') && (
+                        {!delivery_id && isAllowed(redispatchEvent) && (
                           <ActionButton
                             label={texts.send}
                             question={texts.sendText(visible(name))}

@@ -51,7 +51,7 @@ export function Events() {
       <ListView
         label={strings.nav.events}
         list={list}
-        action="events:ListEvents"
+        operation={listEvents}
         columns={columns}
         fields={
           <>

@@ -42,8 +42,8 @@ export function Prices() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
   const { filters, setFilters } = useFilters()
-  const isGlobal = filters.of === 'deployment' && isAllowed('usage:GetPriceBook') === true
-  const mayManage = isAllowed(isGlobal ? 'usage:ManagePriceBook' : 'projects:ManageProjectPrices')
+  const isGlobal = filters.of === 'deployment' && isAllowed(listPrices) === true
+  const mayManage = isAllowed(isGlobal ? putPrices : putProjectPrices)
   const key = ['prices', isGlobal ? null : projectId]
   const sort = filters.sort === 'created_at' ? 'created_at' : 'item'
   const list = useList<Price>(key, async ({ model }, bounds, signal) =>
@@ -93,7 +93,7 @@ export function Prices() {
       ),
     },
     {
-      title: texts.actions,
+      title: strings.actions,
       cell: price =>
         mayManage && (
           <Group gap={6}>
@@ -133,7 +133,7 @@ export function Prices() {
     <Stack gap="lg">
       <Group justify="space-between" gap="sm">
         {create}
-        {isAllowed('usage:GetPriceBook') && (
+        {isAllowed(listPrices) && (
           <SegmentedControl
             aria-label={texts.of}
             value={isGlobal ? 'deployment' : 'project'}
@@ -148,7 +148,7 @@ export function Prices() {
       <ListView
         label={texts.title}
         list={list}
-        action="projects:GetProjectPrices"
+        operation={listProjectPrices}
         columns={columns}
         choices={['of', 'sort']}
         fields={

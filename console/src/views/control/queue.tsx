@@ -11,6 +11,7 @@ import { RecordLink, TableHead } from '#components/list.tsx'
 import { Meter } from '#components/meter.tsx'
 import { Page } from '#components/page.tsx'
 import { Section } from '#components/record.tsx'
+import { RecordPage } from '#components/record-page.tsx'
 import { Loaded, Notice } from '#components/states.tsx'
 import { durationText, elapsedText, visible, When } from '#components/text.tsx'
 import { usePermissions, useProjectId, useProjects } from '#projects.ts'
@@ -21,7 +22,7 @@ const texts = strings.queue
 /** Queues, slots and processes of the deployment for admins; for others, the queue of the project. */
 export function Queue() {
   const projectId = useProjectId()
-  const isAdmin = usePermissions(projectId)('system:GetSystemStatus')
+  const isAdmin = usePermissions(projectId)(getSystemStatus)
   return (
     <Page title={strings.nav.queue} intro={isAdmin ? texts.intro : texts.projectIntro}>
       {isAdmin ? <Deployment /> : <ProjectQueue projectId={projectId} />}
@@ -36,7 +37,7 @@ function Deployment() {
     refetchInterval: every(POLL_MS),
   })
   return (
-    <Loaded query={status} action="system:GetSystemStatus">
+    <Loaded query={status} operation={getSystemStatus}>
       {({ checks, queues, projects, processes, turns_per_minute, errors_per_minute }) => {
         const unserved = queues.filter(({ workers }) => workers === 0)
         const sum = (field: 'waiting' | 'active' | 'dead') => queues.reduce((total, queue) => total + queue[field], 0)
@@ -175,7 +176,7 @@ function Processes({ processes }: { processes: SystemProcess[] }) {
   return (
     <Section title={texts.processes}>
       <Table className="rows" verticalSpacing="sm" aria-label={texts.processes}>
-        <TableHead titles={[texts.process, texts.version, texts.started, texts.heartbeat]} />
+        <TableHead titles={[texts.process, strings.version, strings.started, texts.heartbeat]} />
         <Table.Tbody>
           {processes.map(({ instance_id, kind, concerns, version, started_at, heartbeat_at, stale }) => (
             <Table.Tr key={`${kind} ${instance_id}`}>
@@ -187,8 +188,8 @@ function Processes({ processes }: { processes: SystemProcess[] }) {
                   {concerns.length > 0 ? concerns.join(', ') : texts.web}
                 </Text>
               </Table.Td>
-              <Table.Td data-title={texts.version}>{version ?? strings.none}</Table.Td>
-              <Table.Td data-title={texts.started}>
+              <Table.Td data-title={strings.version}>{version ?? strings.none}</Table.Td>
+              <Table.Td data-title={strings.started}>
                 <When at={started_at} />
               </Table.Td>
               <Table.Td data-title={texts.heartbeat}>
@@ -205,13 +206,13 @@ function Processes({ processes }: { processes: SystemProcess[] }) {
 }
 
 function ProjectQueue({ projectId }: { projectId: string }) {
-  const stats = useQuery({
-    queryKey: ['queue', 'stats', projectId],
-    queryFn: async ({ signal }) => getOrchestrationQueueStats(api, { project_id: projectId }, { signal }),
-    refetchInterval: every(POLL_MS),
-  })
   return (
-    <Loaded query={stats} action="orchestrations:GetQueueStats">
+    <RecordPage
+      queryKey={['queue', 'stats', projectId]}
+      get={getOrchestrationQueueStats}
+      ids={{ project_id: projectId }}
+      refetchInterval={every(POLL_MS)}
+    >
       {({ queue_depth, claimed_tasks, oldest_queued_age_seconds, claim_latency_ms: { p50, p95 } }) => (
         <Stack gap="lg">
           <Figures
@@ -241,6 +242,6 @@ function ProjectQueue({ projectId }: { projectId: string }) {
           </Card>
         </Stack>
       )}
-    </Loaded>
+    </RecordPage>
   )
 }

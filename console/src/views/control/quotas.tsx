@@ -23,7 +23,7 @@ import { Section } from '#components/record.tsx'
 import { SchemaForm, type Values } from '#components/schema-form.tsx'
 import { Loaded, Notice } from '#components/states.tsx'
 import { costText, sizeText, visible, When } from '#components/text.tsx'
-import { usePermissions, useProjectId } from '#projects.ts'
+import { type Permissions, usePermissions, useProjectId } from '#projects.ts'
 import * as strings from '#strings.ts'
 
 const POLL_MS = 60_000
@@ -46,6 +46,64 @@ const amountText = (metric: Quota['metric'] | UsageThreshold['metric'], amount: 
 
 type Row = Quota & { usage: QuotaUsage }
 
+const quotaColumns = (isAllowed: Permissions, key: unknown[]): Column<Row>[] => [
+  {
+    title: texts.limit,
+    isWide: true,
+    cell: ({ metric, scope, scope_ref, window, limit, usage: { observed_value } }) => (
+      <>
+        <Text fw={600} size="sm">
+          {texts.of(texts.metrics[metric], texts.windows[window])}
+        </Text>
+        <Text size="sm" c="dimmed">
+          {texts.scopes[scope]} {scope_ref && <span className="mono">{visible(scope_ref)}</span>}
+        </Text>
+        {observed_value !== null && <Meter used={observed_value} limit={limit} label={texts.metrics[metric]} />}
+      </>
+    ),
+  },
+  {
+    title: texts.used,
+    cell: ({ metric, limit, usage: { observed_value, resets_at } }) => (
+      <>
+        {observed_value === null
+          ? texts.unknown
+          : texts.usedOf(amountText(metric, observed_value), amountText(metric, limit))}
+        {resets_at && (
+          <Text size="sm" c="dimmed" component="div">
+            {texts.resets} <When at={resets_at} />
+          </Text>
+        )}
+      </>
+    ),
+  },
+  { title: texts.mode, cell: ({ mode }) => <Badge variant="default">{texts.modes[mode]}</Badge> },
+  {
+    title: strings.actions,
+    cell: quota => (
+      <RowActions>
+        {isAllowed(updateQuota) && (
+          <FormButton
+            label={strings.edit}
+            size="xs"
+            variant="default"
+            form={close => <QuotaForm quota={quota} onDone={close} />}
+          />
+        )}
+        {isAllowed(deleteQuota) && (
+          <ActionButton
+            label={strings.remove}
+            color="red"
+            question={texts.deleteText}
+            run={async () => deleteQuota(api, { quota_id: quota.id })}
+            stale={[key, ['overview']]}
+          />
+        )}
+      </RowActions>
+    ),
+  },
+]
+
 /** Limits of a project with what is used of them, and thresholds that report usage. */
 export function Quotas() {
   const projectId = useProjectId()
@@ -60,64 +118,8 @@ export function Quotas() {
     },
     { pollMs: POLL_MS },
   )
-  const columns: Column<Row>[] = [
-    {
-      title: texts.limit,
-      isWide: true,
-      cell: ({ metric, scope, scope_ref, window, limit, usage: { observed_value } }) => (
-        <>
-          <Text fw={600} size="sm">
-            {texts.of(texts.metrics[metric], texts.windows[window])}
-          </Text>
-          <Text size="sm" c="dimmed">
-            {texts.scopes[scope]} {scope_ref && <span className="mono">{visible(scope_ref)}</span>}
-          </Text>
-          {observed_value !== null && <Meter used={observed_value} limit={limit} label={texts.metrics[metric]} />}
-        </>
-      ),
-    },
-    {
-      title: texts.used,
-      cell: ({ metric, limit, usage: { observed_value, resets_at } }) => (
-        <>
-          {observed_value === null
-            ? texts.unknown
-            : texts.usedOf(amountText(metric, observed_value), amountText(metric, limit))}
-          {resets_at && (
-            <Text size="sm" c="dimmed" component="div">
-              {texts.resets} <When at={resets_at} />
-            </Text>
-          )}
-        </>
-      ),
-    },
-    { title: texts.mode, cell: ({ mode }) => <Badge variant="default">{texts.modes[mode]}</Badge> },
-    {
-      title: texts.actions,
-      cell: quota => (
-        <RowActions>
-          {isAllowed('quotas:UpdateQuota') && (
-            <FormButton
-              label={strings.agents.edit}
-              size="xs"
-              variant="default"
-              form={close => <QuotaForm quota={quota} onDone={close} />}
-            />
-          )}
-          {isAllowed('quotas:DeleteQuota') && (
-            <ActionButton
-              label={strings.remove}
-              color="red"
-              question={texts.deleteText}
-              run={async () => deleteQuota(api, { quota_id: quota.id })}
-              stale={[key, ['overview']]}
-            />
-          )}
-        </RowActions>
-      ),
-    },
-  ]
-  const create = isAllowed('quotas:CreateQuota') && (
+  const columns = quotaColumns(isAllowed, key)
+  const create = isAllowed(createQuota) && (
     <FormButton
       label={texts.create}
       leftSection={<IconPlus size={16} />}
@@ -130,7 +132,7 @@ export function Quotas() {
       <ListView
         label={texts.title}
         list={list}
-        action="quotas:ListQuotas"
+        operation={listQuotas}
         columns={columns}
         empty={
           <Notice icon={<IconGauge />} title={texts.empty} action={create} color="indigo">
@@ -138,7 +140,7 @@ export function Quotas() {
           </Notice>
         }
       />
-      {isAllowed('usage:ListThresholds') && <Thresholds projectId={projectId} />}
+      {isAllowed(listUsageThresholds) && <Thresholds projectId={projectId} />}
     </Stack>
   )
 }
@@ -179,7 +181,7 @@ function Thresholds({ projectId }: { projectId: string }) {
       (await listUsageThresholds(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
     refetchInterval: every(POLL_MS),
   })
-  const create = isAllowed('usage:ManageThresholds') && (
+  const create = isAllowed(createUsageThreshold) && (
     <FormButton
       label={texts.createThreshold}
       size="xs"
@@ -189,7 +191,7 @@ function Thresholds({ projectId }: { projectId: string }) {
   )
   return (
     <Section title={texts.thresholds} actions={create}>
-      <Loaded query={thresholds} action="usage:ListThresholds" rows={1}>
+      <Loaded query={thresholds} operation={listUsageThresholds} rows={1}>
         {rows =>
           rows.length === 0 ? (
             <Group gap="xs">
@@ -211,7 +213,7 @@ function Thresholds({ projectId }: { projectId: string }) {
                       </Text>
                     )}
                   </Text>
-                  {isAllowed('usage:ManageThresholds') && (
+                  {isAllowed(deleteUsageThreshold) && (
                     <ActionButton
                       label={strings.remove}
                       color="red"

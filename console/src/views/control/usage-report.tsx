@@ -1,6 +1,12 @@
 import { Badge, Button, Group, Progress, SegmentedControl, Select, Stack, Table, Text } from '@mantine/core'
 import type { UsageAggregate, UsageTimeseries } from '@muster/client'
-import { aggregateUsage, exportUsageEvents, getUsageTimeseries } from '@muster/client/operations'
+import {
+  aggregateUsage,
+  exportUsageEvents,
+  getUsageTimeseries,
+  putProjectPrices,
+  readUsageReceipt,
+} from '@muster/client/operations'
 import { IconChartBar, IconDownload, IconReceipt } from '@tabler/icons-react'
 import { keepPreviousData, useQuery } from '@tanstack/react-query'
 import { lazy, Suspense } from 'react'
@@ -150,7 +156,7 @@ export function UsageReport() {
           w={{ base: '100%', xs: 200 }}
         />
         <Group gap="sm" ml={{ sm: 'auto' }}>
-          {isAllowed('usage:GetReceipt') && (
+          {isAllowed(readUsageReceipt) && (
             <FormButton
               label={texts.receipt}
               variant="default"
@@ -158,7 +164,7 @@ export function UsageReport() {
               form={() => <Receipt projectId={projectId} />}
             />
           )}
-          {isAllowed('usage:ExportUsageEvents') && (
+          {isAllowed(exportUsageEvents) && (
             <Button
               variant="default"
               leftSection={<IconDownload size={16} />}
@@ -171,7 +177,7 @@ export function UsageReport() {
         </Group>
       </Group>
       {exported.error && <FailureAlert error={exported.error} />}
-      <Loaded query={report} action="usage:GetAggregate" rows={6}>
+      <Loaded query={report} operation={aggregateUsage} rows={6}>
         {({ days, points, totals, groups, models }) => {
           const unpriced = models.filter(({ components }) => components.some(({ cost_usd }) => cost_usd === null))
           if (totals.event_count === 0)
@@ -230,7 +236,7 @@ function Groups({
   measure: (totals: Totals) => number
   nameOf: (key: string | null) => string
 }) {
-  const titles = [texts.name, texts.measures.events, texts.input, texts.output, texts.measures.cost]
+  const titles = [strings.name, texts.measures.events, texts.input, texts.output, texts.measures.cost]
   return (
     <Table className="rows" verticalSpacing="xs" aria-label={texts.table}>
       <TableHead titles={titles} />
@@ -306,7 +312,7 @@ function Unpriced({ models, projectId }: { models: GroupRow[]; projectId: string
                   </Group>
                 </Table.Td>
                 <Table.Td>
-                  {isAllowed('projects:ManageProjectPrices') && missing[0] && (
+                  {isAllowed(putProjectPrices) && missing[0] && (
                     <FormButton
                       label={strings.prices.create}
                       size="xs"

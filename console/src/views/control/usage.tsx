@@ -1,3 +1,4 @@
+import { listProjectPrices, listQuotas } from '@muster/client/operations'
 import { Page } from '#components/page.tsx'
 import { AddressTabs } from '#components/record.tsx'
 import { usePermissions, useProjectId } from '#projects.ts'
@@ -11,10 +12,8 @@ export function Usage() {
   const isAllowed = usePermissions(useProjectId())
   const tabs = [
     { value: 'usage', title: strings.nav.usage, content: () => <UsageReport /> },
-    ...(isAllowed('quotas:ListQuotas')
-      ? [{ value: 'quotas', title: strings.quotas.title, content: () => <Quotas /> }]
-      : []),
-    ...(isAllowed('projects:GetProjectPrices')
+    ...(isAllowed(listQuotas) ? [{ value: 'quotas', title: strings.quotas.title, content: () => <Quotas /> }] : []),
+    ...(isAllowed(listProjectPrices)
       ? [{ value: 'prices', title: strings.prices.title, content: () => <Prices /> }]
       : []),
   ]

@@ -15,17 +15,18 @@ import {
 } from '@muster/client/operations'
 import { verifyWebhook, WebhookSignatureError } from '@muster/client/webhooks'
 import { IconAlertTriangle, IconCheck, IconEdit, IconSend } from '@tabler/icons-react'
-import { useQuery } from '@tanstack/react-query'
-import { useNavigate, useParams } from '@tanstack/react-router'
+import { useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
+import { useIds } from '#address.ts'
 import { api, every, POLL_MS } from '#api.ts'
 import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Facts, Section } from '#components/record.tsx'
+import { RecordPage } from '#components/record-page.tsx'
 import { SchemaForm, type Values } from '#components/schema-form.tsx'
 import { SecretOnce } from '#components/secret.tsx'
-import { FailureAlert, Loaded, Notice } from '#components/states.tsx'
+import { FailureAlert, Notice } from '#components/states.tsx'
 import { StatusBadge, statusText } from '#components/status.tsx'
 import { CopyText, visible, When } from '#components/text.tsx'
 import { usePermissions, useProjectId } from '#projects.ts'
@@ -41,16 +42,16 @@ const TOLERANCE_SECONDS = 300
 
 /** A webhook: its deliveries, its record, and the check of a signature. */
 export function WebhookView() {
-  const { webhookId } = useParams({ strict: false }) as { webhookId: string }
-  const webhook = useQuery<Webhook>({
-    queryKey: ['webhook', webhookId],
-    queryFn: async ({ signal }) => getWebhook(api, { webhook_id: webhookId }, { signal }),
-    refetchInterval: every(POLL_MS),
-  })
+  const { webhookId } = useIds()
   return (
-    <Loaded query={webhook} action="webhooks:GetWebhook">
+    <RecordPage
+      queryKey={['webhook', webhookId]}
+      get={getWebhook}
+      ids={{ webhook_id: webhookId }}
+      refetchInterval={every(POLL_MS)}
+    >
       {record => <WebhookPage webhook={record} />}
-    </Loaded>
+    </RecordPage>
   )
 }
 
@@ -60,10 +61,10 @@ function WebhookPage({ webhook }: { webhook: Webhook }) {
   const navigate = useNavigate()
   const isAllowed = usePermissions(projectId)
   const stale = [['webhook', id], ['webhooks'], ['deliveries', id]]
-  const mayUpdate = isAllowed('webhooks:UpdateWebhook')
+  const mayUpdate = isAllowed(updateWebhook)
   const actions = (
     <>
-      {isAllowed('webhooks:TestWebhook') && (
+      {isAllowed(testWebhook) && (
         <ActionButton
           size="sm"
           leftSection={<IconSend size={16} />}
@@ -99,7 +100,7 @@ function WebhookPage({ webhook }: { webhook: Webhook }) {
           { value: 'deliveries', title: texts.deliveries, content: () => <Deliveries webhook={webhook} /> },
           {
             value: 'record',
-            title: texts.record,
+            title: strings.record,
             content: () => (
               <Record
                 webhook={webhook}
@@ -123,11 +124,29 @@ function Inactive({ webhook }: { webhook: Webhook }) {
   )
 }
 
-function Deliveries({ webhook: { id, active } }: { webhook: Webhook }) {
-  const projectId = useProjectId()
-  const isAllowed = usePermissions(projectId)
-  const stale = [['deliveries', id]]
-  const list = useList<WebhookDelivery>(
+const webhookDeliveryColumns = (projectId: string, id: string): Column<WebhookDelivery>[] => [
+  {
+    title: texts.event,
+    isWide: true,
+    cell: ({ id: deliveryId, event_type, redelivery_of }) => (
+      <>
+        <RecordLink to={`/p/${projectId}/webhooks/${id}/deliveries/${deliveryId}`}>{visible(event_type)}</RecordLink>
+        {redelivery_of && (
+          <Text size="xs" c="dimmed">
+            {texts.redelivery}
+          </Text>
+        )}
+      </>
+    ),
+  },
+  { title: strings.state, cell: ({ status }) => <StatusBadge status={status} /> },
+  { title: texts.answer, cell: ({ status_code }) => status_code ?? strings.none },
+  { title: texts.attempts, cell: ({ attempts }) => attempts },
+  { title: strings.created, cell: ({ created_at }) => <When at={created_at} /> },
+]
+
+const useDeliveries = (id: string) =>
+  useList<WebhookDelivery>(
     ['deliveries', id],
     async ({ event_type, status }, bounds, signal) => {
       const chosen = STATUSES.filter(each => each === status)
@@ -139,27 +158,14 @@ function Deliveries({ webhook: { id, active } }: { webhook: Webhook }) {
     },
     { pollMs: POLL_MS },
   )
-  const mayRedeliver = isAllowed('webhooks:RedeliverWebhookDelivery')
-  const columns: Column<WebhookDelivery>[] = [
-    {
-      title: texts.event,
-      isWide: true,
-      cell: ({ id: deliveryId, event_type, redelivery_of }) => (
-        <>
-          <RecordLink to={`/p/${projectId}/webhooks/${id}/deliveries/${deliveryId}`}>{visible(event_type)}</RecordLink>
-          {redelivery_of && (
-            <Text size="xs" c="dimmed">
-              {texts.redelivery}
-            </Text>
-          )}
-        </>
-      ),
-    },
-    { title: texts.state, cell: ({ status }) => <StatusBadge status={status} /> },
-    { title: texts.answer, cell: ({ status_code }) => status_code ?? strings.none },
-    { title: texts.attempts, cell: ({ attempts }) => attempts },
-    { title: texts.created, cell: ({ created_at }) => <When at={created_at} /> },
-  ]
+
+function Deliveries({ webhook: { id, active } }: { webhook: Webhook }) {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const stale = [['deliveries', id]]
+  const list = useDeliveries(id)
+  const mayRedeliver = isAllowed(redeliverWebhookDelivery)
+  const columns = webhookDeliveryColumns(projectId, id)
   if (mayRedeliver)
     columns.push({
       title: '',
@@ -177,14 +183,14 @@ function Deliveries({ webhook: { id, active } }: { webhook: Webhook }) {
       <ListView
         label={texts.deliveries}
         list={list}
-        action="webhooks:ListWebhookDeliveries"
+        operation={listWebhookDeliveries}
         columns={columns}
         fields={
           <>
             <SearchField name="event_type" label={texts.eventName} />
             <ChoiceField
               name="status"
-              label={texts.state}
+              label={strings.state}
               choices={STATUSES.map(value => ({ value, label: statusText(value) }))}
             />
             {mayRedeliver && (
@@ -243,10 +249,10 @@ function Record({ webhook, onDeleted }: { webhook: Webhook; onDeleted: () => voi
   return (
     <Stack gap="lg">
       <Section
-        title={texts.record}
+        title={strings.record}
         actions={
           <>
-            {isAllowed('webhooks:RotateWebhookSecret') && (
+            {isAllowed(rotateWebhookSecret) && (
               <FormButton
                 label={texts.rotate}
                 size="xs"
@@ -254,7 +260,7 @@ function Record({ webhook, onDeleted }: { webhook: Webhook; onDeleted: () => voi
                 form={close => <RotateForm id={id} onDone={close} />}
               />
             )}
-            {isAllowed('webhooks:DeleteWebhook') && (
+            {isAllowed(deleteWebhook) && (
               <ActionButton
                 label={strings.remove}
                 question={texts.deleteText(visible(name))}
@@ -269,10 +275,10 @@ function Record({ webhook, onDeleted }: { webhook: Webhook; onDeleted: () => voi
       >
         <Facts
           facts={[
-            [texts.state, <StatusBadge key="state" status={active ? 'active' : 'inactive'} />],
+            [strings.state, <StatusBadge key="state" status={active ? 'active' : 'inactive'} />],
             [texts.policy, policy_id && <span className="mono">{policy_id}</span>],
-            [texts.created, <When key="created" at={created_at} />],
-            [texts.updated, <When key="updated" at={updated_at} />],
+            [strings.created, <When key="created" at={created_at} />],
+            [strings.updated, <When key="updated" at={updated_at} />],
           ]}
         />
         <Stack gap={2}>
@@ -377,7 +383,7 @@ function Signature({ webhook: { id, project_id } }: { webhook: Webhook }) {
               onChange={event => setSecret(event.currentTarget.value)}
               required
             />
-            {isAllowed('webhooks:GetWebhookSecret') && (
+            {isAllowed(getWebhookSecret) && (
               <Group>
                 <Button size="xs" variant="default" loading={load.isPending} onClick={() => load.mutate()}>
                   {texts.useSecret}

@@ -26,6 +26,39 @@ const COUNT_POLL_MS = 60_000
 /** Events above which no more are counted. */
 const COUNTED = 1000
 
+const webhookColumns = (projectId: string): Column<Webhook>[] => [
+  {
+    title: strings.name,
+    isWide: true,
+    cell: ({ id, name, url }) => (
+      <>
+        <RecordLink to={`/p/${projectId}/webhooks/${id}`}>{visible(name)}</RecordLink>
+        <Text size="sm" c="dimmed" className="mono" lineClamp={1}>
+          {visible(url)}
+        </Text>
+      </>
+    ),
+  },
+  {
+    title: texts.events,
+    cell: ({ events }) => (
+      <Text size="sm" className="mono" lineClamp={2}>
+        {visible(events.join(', '))}
+      </Text>
+    ),
+  },
+  {
+    title: strings.state,
+    cell: webhook => (
+      <>
+        <StatusBadge status={webhook.active ? 'active' : 'inactive'} />
+        {!webhook.active && <PassedCount webhook={webhook} />}
+      </>
+    ),
+  },
+  { title: strings.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
+]
+
 /** Webhooks of a project. */
 export function Webhooks() {
   const projectId = useProjectId()
@@ -42,39 +75,8 @@ export function Webhooks() {
       ).page(),
     { pollMs: POLL_MS },
   )
-  const columns: Column<Webhook>[] = [
-    {
-      title: texts.name,
-      isWide: true,
-      cell: ({ id, name, url }) => (
-        <>
-          <RecordLink to={`/p/${projectId}/webhooks/${id}`}>{visible(name)}</RecordLink>
-          <Text size="sm" c="dimmed" className="mono" lineClamp={1}>
-            {visible(url)}
-          </Text>
-        </>
-      ),
-    },
-    {
-      title: texts.events,
-      cell: ({ events }) => (
-        <Text size="sm" className="mono" lineClamp={2}>
-          {visible(events.join(', '))}
-        </Text>
-      ),
-    },
-    {
-      title: texts.state,
-      cell: webhook => (
-        <>
-          <StatusBadge status={webhook.active ? 'active' : 'inactive'} />
-          {!webhook.active && <PassedCount webhook={webhook} />}
-        </>
-      ),
-    },
-    { title: texts.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
-  ]
-  const create = isAllowed('webhooks:CreateWebhook') && (
+  const columns = webhookColumns(projectId)
+  const create = isAllowed(createWebhook) && (
     <Button leftSection={<IconPlus size={16} />} onClick={creating.open}>
       {texts.create}
     </Button>
@@ -84,12 +86,12 @@ export function Webhooks() {
       <ListView
         label={strings.nav.webhooks}
         list={list}
-        action="webhooks:ListWebhooks"
+        operation={listWebhooks}
         columns={columns}
         fields={
           <ChoiceField
             name="active"
-            label={texts.state}
+            label={strings.state}
             choices={[
               { value: 'true', label: strings.statuses.active },
               { value: 'false', label: strings.statuses.inactive },
@@ -118,7 +120,7 @@ export function usePassedEvents({ id, project_id, events, active, updated_at }: 
     queryKey: ['webhook', id, 'passed', events, updated_at],
     queryFn: async ({ signal }) =>
       (await listEvents(api, { project_id, pattern: events, from: updated_at, limit: 1 }, { signal }).page()).total,
-    enabled: !active && isAllowed('events:ListEvents') === true,
+    enabled: !active && isAllowed(listEvents) === true,
     staleTime: query => (isEnough(query) ? Number.POSITIVE_INFINITY : 0),
     refetchInterval: query => !isEnough(query) && every(COUNT_POLL_MS)(query),
   })

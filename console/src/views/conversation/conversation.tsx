@@ -25,8 +25,9 @@ import {
 } from '@muster/client/operations'
 import { IconMessage2 } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
-import { Link, useNavigate, useParams } from '@tanstack/react-router'
+import { Link, useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
+import { useIds } from '#address.ts'
 import { api, every, POLL_MS } from '#api.ts'
 import { useAgents } from '#choices.ts'
 import { FormButton, Question, useAction } from '#components/actions.tsx'
@@ -35,6 +36,7 @@ import { DialogMenu } from '#components/dialog-menu.tsx'
 import { FeedbackForm, FeedbackList } from '#components/feedback.tsx'
 import { MessageCard } from '#components/message.tsx'
 import { Page } from '#components/page.tsx'
+import { RecordPage } from '#components/record-page.tsx'
 import { SchemaForm, SubmitRow } from '#components/schema-form.tsx'
 import { FailureAlert, Loaded, Notice } from '#components/states.tsx'
 import { Tags, TagsButton } from '#components/tags.tsx'
@@ -52,15 +54,15 @@ const conversationKey = (id: string) => ['conversation', id]
 
 /** A conversation that is no session: its messages, and what can be done with them. */
 export function ConversationView() {
-  const { conversationId } = useParams({ strict: false }) as { conversationId: string }
-  const conversation = useQuery<Conversation>({
-    queryKey: conversationKey(conversationId),
-    queryFn: async ({ signal }) => getConversation(api, { conversation_id: conversationId }, { signal }),
-  })
+  const { conversationId } = useIds()
   return (
-    <Loaded query={conversation} action="conversations:GetConversation">
+    <RecordPage
+      queryKey={conversationKey(conversationId)}
+      get={getConversation}
+      ids={{ conversation_id: conversationId }}
+    >
       {record => <ConversationPage conversation={record} />}
-    </Loaded>
+    </RecordPage>
   )
 }
 
@@ -69,7 +71,7 @@ function ConversationPage({ conversation }: { conversation: Conversation }) {
   const isAllowed = usePermissions(project_id)
   const navigate = useNavigate()
   const stale = [conversationKey(id), ['conversations', project_id]]
-  const mayUpdate = isAllowed('conversations:UpdateConversation') === true
+  const mayUpdate = isAllowed(updateConversation) === true
   const entries = [
     mayUpdate && {
       title: texts.rename,
@@ -87,7 +89,7 @@ function ConversationPage({ conversation }: { conversation: Conversation }) {
         />
       ),
     },
-    isAllowed('conversations:DeleteConversation') && {
+    isAllowed(deleteConversation) && {
       title: strings.remove,
       content: (close: () => void) => (
         <Question
@@ -124,7 +126,7 @@ function ConversationPage({ conversation }: { conversation: Conversation }) {
               {texts.openSession}
             </Button>
           )}
-          {status === 'open' && isAllowed('conversations:GenerateConversationMessage') && (
+          {status === 'open' && isAllowed(generateConversationMessage) && (
             <FormButton
               label={texts.generate}
               variant="default"
@@ -214,7 +216,7 @@ function Summary({ conversation: { id } }: { conversation: Conversation }) {
     },
   })
   return (
-    <Loaded query={summary} action="conversations:GetConversation" rows={1}>
+    <Loaded query={summary} operation={getConversation} rows={1}>
       {found =>
         found ? (
           <Stack gap="sm">
@@ -246,7 +248,7 @@ function Messages({ conversation }: { conversation: Conversation }) {
     refetchInterval: every(POLL_MS),
   })
   return (
-    <Loaded query={messages} action="conversations:GetConversation">
+    <Loaded query={messages} operation={getConversation}>
       {({ rows, total }) =>
         rows.length === 0 ? (
           <Notice icon={<IconMessage2 />} title={texts.noMessages}>
@@ -290,10 +292,10 @@ function MessageMenu({
 }) {
   const isAllowed = usePermissions(project_id)
   const { document_id, generation_id, position } = message
-  const mayUpdate = isAllowed('conversations:UpdateConversation') === true
+  const mayUpdate = isAllowed(updateConversation) === true
   const entries = [
     generation_id !== null &&
-      isAllowed('sessions:GiveFeedback') && {
+      isAllowed(putGenerationFeedback) && {
         title: strings.feedback.give,
         content: (close: () => void) => (
           <GenerationFeedback projectId={project_id} generationId={generation_id} onDone={close} />
@@ -336,7 +338,7 @@ function GenerationFeedback({
 }) {
   const isAllowed = usePermissions(projectId)
   const { data: me } = useMe()
-  const mayList = isAllowed('sessions:ListFeedback') === true
+  const mayList = isAllowed(listFeedback) === true
   const feedback = useQuery({
     queryKey: ['generation', generationId, 'feedback'],
     queryFn: async ({ signal }) => {
@@ -345,7 +347,7 @@ function GenerationFeedback({
     },
   })
   return (
-    <Loaded query={feedback} action="sessions:ListFeedback">
+    <Loaded query={feedback} operation={listFeedback}>
       {rows => (
         <Stack gap="md">
           <FeedbackList rows={rows} />

@@ -18,6 +18,35 @@ import * as strings from '#strings.ts'
 
 const STATUSES = ['open', 'closed'] as const
 
+const conversationColumns = (projectId: string, nameOf: (id: string) => string): Column<Conversation>[] => [
+  {
+    title: strings.name,
+    isWide: true,
+    cell: ({ id, name, session_id, tags }) => (
+      <>
+        <Group gap="sm">
+          <RecordLink
+            to={session_id ? `/p/${projectId}/sessions/${session_id}` : `/p/${projectId}/conversations/${id}`}
+          >
+            {visible(name ?? strings.conversations.unnamed)}
+          </RecordLink>
+          {session_id && <Badge variant="default">{strings.conversations.session}</Badge>}
+        </Group>
+        {Object.keys(tags).length > 0 && <Tags tags={tags} />}
+      </>
+    ),
+  },
+  { title: strings.conversations.messages, cell: ({ message_count }) => message_count.toLocaleString() },
+  {
+    title: strings.state,
+    cell: ({ status }) => (
+      <Badge variant="default">{strings.conversations.status[status as (typeof STATUSES)[number]]}</Badge>
+    ),
+  },
+  { title: strings.memory.actor, cell: ({ actor_id }) => (actor_id ? nameOf(actor_id) : strings.none) },
+  { title: strings.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
+]
+
 /** Conversations of a project. */
 export function Conversations() {
   const projectId = useProjectId()
@@ -38,35 +67,8 @@ export function Conversations() {
       return listConversations(api, args, { signal }).page()
     },
   )
-  const columns: Column<Conversation>[] = [
-    {
-      title: strings.conversations.name,
-      isWide: true,
-      cell: ({ id, name, session_id, tags }) => (
-        <>
-          <Group gap="sm">
-            <RecordLink
-              to={session_id ? `/p/${projectId}/sessions/${session_id}` : `/p/${projectId}/conversations/${id}`}
-            >
-              {visible(name ?? strings.conversations.unnamed)}
-            </RecordLink>
-            {session_id && <Badge variant="default">{strings.conversations.session}</Badge>}
-          </Group>
-          {Object.keys(tags).length > 0 && <Tags tags={tags} />}
-        </>
-      ),
-    },
-    { title: strings.conversations.messages, cell: ({ message_count }) => message_count.toLocaleString() },
-    {
-      title: strings.documents.state,
-      cell: ({ status }) => (
-        <Badge variant="default">{strings.conversations.status[status as (typeof STATUSES)[number]]}</Badge>
-      ),
-    },
-    { title: strings.memory.actor, cell: ({ actor_id }) => (actor_id ? nameOf(actor_id) : strings.none) },
-    { title: strings.agents.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
-  ]
-  const create = isAllowed('conversations:CreateConversation') && (
+  const columns = conversationColumns(projectId, nameOf)
+  const create = isAllowed(createConversation) && (
     <FormButton
       label={strings.conversations.create}
       leftSection={<IconPlus size={16} />}
@@ -78,7 +80,7 @@ export function Conversations() {
       <ListView
         label={strings.nav.conversations}
         list={list}
-        action="conversations:ListConversations"
+        operation={listConversations}
         columns={columns}
         fields={
           <>
@@ -86,7 +88,7 @@ export function Conversations() {
             <SearchField name="tag" label={strings.tags.filter} />
             <ChoiceField
               name="status"
-              label={strings.documents.state}
+              label={strings.state}
               choices={STATUSES.map(value => ({ value, label: strings.conversations.status[value] }))}
             />
             {actors && actors.length > 0 && <ChoiceField name="actor" label={strings.memory.actor} choices={actors} />}

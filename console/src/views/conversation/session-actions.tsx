@@ -9,6 +9,8 @@ import {
   deleteSession,
   forkSession,
   generateSessionReply,
+  getConversation,
+  listDatasets,
   listFeedback,
   listSessionForks,
   putMessageFeedback,
@@ -37,38 +39,39 @@ import * as strings from '#strings.ts'
 
 const texts = strings.sessionMenu
 
+/** An entry that opens or closes a session. */
+const change = ({ id }: Session, next: 'open' | 'closed', label: string, text: string): DialogEntry => ({
+  title: label,
+  content: close => (
+    <Question
+      text={text}
+      label={label}
+      run={async () => updateSession(api, { session_id: id, status: next })}
+      stale={[['session', id], ['sessions']]}
+      close={close}
+    />
+  ),
+})
+
 /** What can be done with a session as a whole. */
 export function SessionMenu({ session }: { session: Session }) {
   const { id, project_id, status } = session
   const isAllowed = usePermissions(project_id)
   const navigate = useNavigate()
-  const stale = [['session', id], ['sessions']]
-  const mayUpdate = isAllowed('sessions:UpdateSession') === true
-  const change = (next: 'open' | 'closed', label: string, text: string): DialogEntry => ({
-    title: label,
-    content: close => (
-      <Question
-        text={text}
-        label={label}
-        run={async () => updateSession(api, { session_id: id, status: next })}
-        stale={stale}
-        close={close}
-      />
-    ),
-  })
+  const mayUpdate = isAllowed(updateSession) === true
   const entries: (DialogEntry | false | undefined)[] = [
     { title: texts.details, content: () => <Details session={session} /> },
     mayUpdate && {
       title: texts.settings,
       content: close => <SettingsForm session={session} onDone={close} />,
     },
-    mayUpdate && status === 'open' && change('closed', texts.close, texts.closeText),
-    mayUpdate && status === 'closed' && change('open', texts.reopen, texts.reopenText),
-    isAllowed('sessions:CreateSession') && {
+    mayUpdate && status === 'open' && change(session, 'closed', texts.close, texts.closeText),
+    mayUpdate && status === 'closed' && change(session, 'open', texts.reopen, texts.reopenText),
+    isAllowed(createSession) && {
       title: texts.fork,
       content: close => <ForkForm session={session} onCancel={close} />,
     },
-    isAllowed('conversations:GetConversation') && {
+    isAllowed(getConversation) && {
       title: texts.export,
       content: close => (
         <Question
@@ -79,12 +82,12 @@ export function SessionMenu({ session }: { session: Session }) {
         />
       ),
     },
-    isAllowed('evaluations:CreateDataset') &&
-      isAllowed('evaluations:ListDatasets') && {
+    isAllowed(createDatasetItemsFromSession) &&
+      isAllowed(listDatasets) && {
         title: texts.dataset,
         content: close => <DatasetForm session={session} onDone={close} />,
       },
-    isAllowed('sessions:DeleteSession') && {
+    isAllowed(deleteSession) && {
       title: strings.remove,
       content: close => (
         <Question
@@ -115,7 +118,7 @@ function Details({ session }: { session: Session }) {
     <Stack gap="md">
       <Facts
         facts={[
-          [strings.agents.created, <When key="created" at={session.created_at} />],
+          [strings.created, <When key="created" at={session.created_at} />],
           [strings.sessions.activity, <When key="activity" at={session.last_activity_at} />],
           [texts.queued, session.queued_turns || undefined],
           [
@@ -137,7 +140,7 @@ function Details({ session }: { session: Session }) {
       <IdLine id={id} />
       <Group gap="sm">
         <Tags tags={session.tags} />
-        {isAllowed('sessions:UpdateSession') && (
+        {isAllowed(updateSession) && (
           <TagsButton
             tags={session.tags}
             save={async tags => replaceSessionTags(api, { ...tags, session_id: id })}
@@ -145,8 +148,8 @@ function Details({ session }: { session: Session }) {
           />
         )}
       </Group>
-      <LabelledValues values={[[texts.state, state]]} />
-      <Loaded query={forks} action="sessions:GetSession" rows={1}>
+      <LabelledValues values={[[strings.state, state]]} />
+      <Loaded query={forks} operation={listSessionForks} rows={1}>
         {rows =>
           rows.length > 0 && (
             <Stack gap={4}>
@@ -270,7 +273,7 @@ function EditForm({
     >
       <Stack gap="md">
         <Textarea
-          label={texts.text}
+          label={strings.text}
           description={texts.editHelp}
           value={text}
           onChange={event => setText(event.currentTarget.value)}
@@ -331,7 +334,7 @@ function useFeedback({ id, project_id }: Session) {
     queryKey: feedbackKey(id),
     queryFn: async ({ signal }) =>
       (await listFeedback(api, { project_id, session_id: id, limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed('sessions:ListFeedback') === true,
+    enabled: isAllowed(listFeedback) === true,
     staleTime: 30_000,
   })
 }
@@ -361,10 +364,10 @@ export function MessageMenu({
   const { data: feedback = [] } = useFeedback(session)
   const { document_id, position, role, origin, generation_id } = message
   const own = feedback.find(row => row.document_id === document_id && row.author.id === me?.id)
-  const mayCreate = isAllowed('sessions:CreateSession') === true
+  const mayCreate = isAllowed(createSession) === true
   const entries: (DialogEntry | false | undefined)[] = [
     origin === 'agent' &&
-      isAllowed('sessions:GiveFeedback') && {
+      isAllowed(putMessageFeedback) && {
         title: strings.feedback.give,
         content: close => (
           <FeedbackForm
@@ -382,7 +385,7 @@ export function MessageMenu({
     mayCreate &&
       role === 'user' &&
       (isFirst || before !== undefined) &&
-      isAllowed('sessions:SendSessionMessage') && {
+      isAllowed(sendSessionMessage) && {
         title: texts.edit,
         content: close => <EditForm session={session} message={message} before={before} onCancel={close} />,
       },
@@ -412,7 +415,7 @@ export function MessageMenu({
         />
       ),
     },
-    isAllowed('conversations:UpdateConversation') && {
+    isAllowed(deleteConversationMessage) && {
       title: strings.remove,
       content: close => (
         <Question

@@ -13,8 +13,8 @@ import {
 } from '@muster/client/operations'
 import { IconHandStop, IconMessage, IconSend } from '@tabler/icons-react'
 import { type QueryClient, useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
-import { useParams } from '@tanstack/react-router'
 import { useEffect, useRef, useState } from 'react'
+import { useIds } from '#address.ts'
 import { api } from '#api.ts'
 import { MessageCard } from '#components/message.tsx'
 import { Page } from '#components/page.tsx'
@@ -110,13 +110,13 @@ function apply(cache: QueryClient, id: string, event: StreamEvent): void {
 
 /** A session: transcript, live reply, and a person who takes over. */
 export function SessionView() {
-  const { sessionId } = useParams({ strict: false }) as { sessionId: string }
+  const { sessionId } = useIds()
   const session = useQuery<Session>({
     queryKey: recordKey(sessionId),
     queryFn: async ({ signal }) => (await getSession(api, { session_id: sessionId }, { signal })) as Session,
   })
   return (
-    <Loaded query={session} action="sessions:GetSession">
+    <Loaded query={session} operation={getSession}>
       {record => <SessionPage session={record} />}
     </Loaded>
   )
@@ -145,10 +145,10 @@ function SessionPage({ session }: { session: Session }) {
   const cancel = useMutation({ mutationFn: async () => cancelSession(api, { session_id: id }) })
   const generate = useMutation({ mutationFn: async () => generateSessionReply(api, { session_id: id }) })
   const isMine = control === 'operator' && assigned_to === me?.id
-  const mayOperate = isAllowed('sessions:OperateSession') && status === 'open'
+  const mayOperate = isAllowed(takeOverSession) && status === 'open'
   const actions = (
     <>
-      {session.generating_at && isAllowed('sessions:SendSessionMessage') && (
+      {session.generating_at && isAllowed(sendSessionMessage) && (
         <Button variant="default" loading={cancel.isPending} onClick={() => cancel.mutate()}>
           {texts.cancelTurn}
         </Button>
@@ -157,7 +157,7 @@ function SessionPage({ session }: { session: Session }) {
         control === 'agent' &&
         !session.generating_at &&
         !session.auto_generate &&
-        isAllowed('sessions:SendSessionMessage') && (
+        isAllowed(sendSessionMessage) && (
           <Button variant="default" loading={generate.isPending} onClick={() => generate.mutate()}>
             {texts.generate}
           </Button>
@@ -201,7 +201,7 @@ function SessionPage({ session }: { session: Session }) {
         </Alert>
       )}
       <Messages session={session} />
-      {status === 'open' && (isMine || (control === 'agent' && isAllowed('sessions:SendSessionMessage'))) && (
+      {status === 'open' && (isMine || (control === 'agent' && isAllowed(sendSessionMessage))) && (
         <Composer sessionId={id} isOperator={isMine} />
       )}
     </Page>
@@ -246,7 +246,7 @@ function Messages({ session }: { session: Session }) {
     if (!earlier.isSuccess) end.current?.scrollIntoView({ block: 'nearest' })
   }, [count, running?.text, earlier.isSuccess])
   return (
-    <Loaded query={transcript} action="sessions:ListSessionMessages">
+    <Loaded query={transcript} operation={listSessionMessages}>
       {({ messages, total }) => {
         if (messages.length === 0 && !running)
           return (

@@ -1,7 +1,7 @@
 import { Badge, Button, Group, Modal, Select, Stack, Text, TextInput } from '@mantine/core'
 import { useDisclosure } from '@mantine/hooks'
 import type { Session } from '@muster/client'
-import { createSession, listSessions } from '@muster/client/operations'
+import { createSession, listAgents, listSessions } from '@muster/client/operations'
 import { IconMessages, IconPlus } from '@tabler/icons-react'
 import { useMutation } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
@@ -42,6 +42,26 @@ export function SessionBadges({
   )
 }
 
+const sessionColumns = (projectId: string): Column<Session>[] => [
+  {
+    title: strings.name,
+    isWide: true,
+    cell: ({ id, name }) => (
+      <>
+        <RecordLink to={`/p/${projectId}/sessions/${id}`}>{visible(name ?? texts.unnamed)}</RecordLink>
+        <Text size="xs" c="dimmed" className="mono">
+          {id}
+        </Text>
+      </>
+    ),
+  },
+  { title: strings.state, cell: session => <SessionBadges session={session} /> },
+  {
+    title: texts.activity,
+    cell: ({ last_activity_at, created_at }) => <When at={last_activity_at ?? created_at} />,
+  },
+]
+
 /** Sessions of a project. */
 export function Sessions() {
   const projectId = useProjectId()
@@ -56,26 +76,8 @@ export function Sessions() {
     },
     { pollMs: POLL_MS },
   )
-  const columns: Column<Session>[] = [
-    {
-      title: texts.name,
-      isWide: true,
-      cell: ({ id, name }) => (
-        <>
-          <RecordLink to={`/p/${projectId}/sessions/${id}`}>{visible(name ?? texts.unnamed)}</RecordLink>
-          <Text size="xs" c="dimmed" className="mono">
-            {id}
-          </Text>
-        </>
-      ),
-    },
-    { title: texts.state, cell: session => <SessionBadges session={session} /> },
-    {
-      title: texts.activity,
-      cell: ({ last_activity_at, created_at }) => <When at={last_activity_at ?? created_at} />,
-    },
-  ]
-  const create = isAllowed('sessions:CreateSession') && (
+  const columns = sessionColumns(projectId)
+  const create = isAllowed(createSession) && (
     <Button leftSection={<IconPlus size={16} />} onClick={creating.open}>
       {texts.create}
     </Button>
@@ -85,14 +87,14 @@ export function Sessions() {
       <ListView
         label={strings.nav.sessions}
         list={list}
-        action="sessions:ListSessions"
+        operation={listSessions}
         columns={columns}
         fields={
           <>
             <SearchField />
             <ChoiceField
               name="status"
-              label={texts.statusFilter}
+              label={strings.status}
               choices={STATUSES.map(value => ({ value, label: texts.status[value] }))}
             />
           </>
@@ -127,7 +129,7 @@ function SessionForm({ onDone }: { onDone: (id: string) => void }) {
       }),
     onSuccess: ({ id }) => onDone(id),
   })
-  if (isAllowed('agents:ListAgents') === false) return <Refused action="agents:ListAgents" />
+  if (isAllowed(listAgents) === false) return <Refused operation={listAgents} />
   return (
     <form
       onSubmit={event => {
@@ -146,7 +148,7 @@ function SessionForm({ onDone }: { onDone: (id: string) => void }) {
           required
         />
         <TextInput
-          label={texts.name}
+          label={strings.name}
           value={name}
           onChange={event => setName(event.currentTarget.value)}
           data-autofocus

@@ -14,18 +14,18 @@ import {
   updateDatasetItem,
 } from '@muster/client/operations'
 import { IconDatabase, IconEdit, IconPlus } from '@tabler/icons-react'
-import { useQuery } from '@tanstack/react-query'
-import { useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
+import { useIds } from '#address.ts'
 import { api } from '#api.ts'
 import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
 import { CommandForm } from '#components/command-form.tsx'
 import { type Column, ListView, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
+import { RecordPage, RemoveButton } from '#components/record-page.tsx'
 import { saveAs } from '#components/save.ts'
 import type { ObjectSchema } from '#components/schema-form.tsx'
 import { SubmitRow } from '#components/schema-form.tsx'
-import { Loaded, Notice } from '#components/states.tsx'
+import { Notice } from '#components/states.tsx'
 import { visible, When } from '#components/text.tsx'
 import { usePermissions } from '#projects.ts'
 import * as strings from '#strings.ts'
@@ -51,23 +51,18 @@ export const inputText = (input: Message[]): string => {
 
 /** A dataset with its items. */
 export function DatasetView() {
-  const { datasetId } = useParams({ strict: false }) as { datasetId: string }
-  const dataset = useQuery<Dataset>({
-    queryKey: ['dataset', datasetId],
-    queryFn: async ({ signal }) => getDataset(api, { dataset_id: datasetId }, { signal }),
-  })
+  const { datasetId } = useIds()
   return (
-    <Loaded query={dataset} action="evaluations:GetDataset">
+    <RecordPage queryKey={['dataset', datasetId]} get={getDataset} ids={{ dataset_id: datasetId }}>
       {record => <DatasetPage dataset={record} />}
-    </Loaded>
+    </RecordPage>
   )
 }
 
 function DatasetPage({ dataset }: { dataset: Dataset }) {
   const { id, name, description, project_id } = dataset
   const isAllowed = usePermissions(project_id)
-  const navigate = useNavigate()
-  const mayChange = isAllowed('evaluations:CreateDataset')
+  const mayChange = isAllowed(updateDataset)
   const list = useList<DatasetItem>(['dataset', id, 'items'], async (_, bounds, signal) =>
     listDatasetItems(api, { dataset_id: id, ...bounds }, { signal }).page(),
   )
@@ -89,7 +84,7 @@ function DatasetPage({ dataset }: { dataset: Dataset }) {
         </Text>
       ),
     },
-    { title: strings.agents.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
+    { title: strings.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
     {
       title: '',
       cell: item =>
@@ -98,7 +93,7 @@ function DatasetPage({ dataset }: { dataset: Dataset }) {
             <FormButton
               size="xs"
               variant="default"
-              label={texts.edit}
+              label={strings.edit}
               form={close => <ItemEditForm item={item} onDone={close} />}
             />
             <ActionButton
@@ -127,22 +122,19 @@ function DatasetPage({ dataset }: { dataset: Dataset }) {
       intro={description && visible(description)}
       actions={
         <>
-          {isAllowed('evaluations:DeleteDataset') && (
-            <ActionButton
-              size="sm"
-              label={strings.remove}
-              question={texts.deleteText}
-              run={async () => deleteDataset(api, { dataset_id: id })}
-              stale={[
-                ['datasets', project_id],
-                ['evals', project_id],
-              ]}
-              onDone={() => void navigate({ to: `/p/${project_id}/datasets` })}
-            />
-          )}
+          <RemoveButton
+            operation={deleteDataset}
+            ids={{ dataset_id: id }}
+            question={texts.deleteText}
+            stale={[
+              ['datasets', project_id],
+              ['evals', project_id],
+            ]}
+            list="datasets"
+          />
           {mayChange && (
             <FormButton
-              label={texts.edit}
+              label={strings.edit}
               variant="default"
               leftSection={<IconEdit size={16} />}
               form={close => (
@@ -168,7 +160,7 @@ function DatasetPage({ dataset }: { dataset: Dataset }) {
       <ListView
         label={strings.nav.datasets}
         list={list}
-        action="evaluations:ListDatasets"
+        operation={listDatasetItems}
         columns={columns}
         empty={
           <Notice icon={<IconDatabase />} title={texts.noItems} color="indigo">

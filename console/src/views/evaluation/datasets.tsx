@@ -23,16 +23,16 @@ export function Datasets() {
   )
   const columns: Column<Dataset>[] = [
     {
-      title: strings.datasets.name,
+      title: strings.name,
       isWide: true,
       cell: ({ id, name, description }) => (
         <NameCell to={`/p/${projectId}/datasets/${id}`} name={name} description={description} />
       ),
     },
-    { title: strings.agents.created, cell: ({ created_at }) => <When at={created_at} /> },
-    { title: strings.agents.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
+    { title: strings.created, cell: ({ created_at }) => <When at={created_at} /> },
+    { title: strings.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
   ]
-  const create = isAllowed('evaluations:CreateDataset') && (
+  const create = isAllowed(createDataset) && (
     <FormButton
       label={strings.datasets.create}
       leftSection={<IconPlus size={16} />}
@@ -54,7 +54,7 @@ export function Datasets() {
       <ListView
         label={strings.nav.datasets}
         list={list}
-        action="evaluations:ListDatasets"
+        operation={listDatasets}
         columns={columns}
         empty={
           <Notice icon={<IconDatabase />} title={strings.datasets.empty} action={create} color="indigo">

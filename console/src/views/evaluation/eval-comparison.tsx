@@ -1,6 +1,6 @@
 import { Badge, Button, Card, Group, Select, Stack, Table, Text } from '@mantine/core'
 import type { Eval, EvalComparedItem, EvalRun } from '@muster/client'
-import { compareEvalRuns } from '@muster/client/operations'
+import { compareEvalRuns, listEvals } from '@muster/client/operations'
 import { IconArrowsLeftRight, IconChartBar } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useState } from 'react'
@@ -37,7 +37,7 @@ export function Comparison({ evaluation: { id } }: { evaluation: Eval }) {
   const { filters, setFilters } = useFilters()
   const runs = useCompletedRuns(id)
   return (
-    <Loaded query={runs} action="evaluations:ListEvals">
+    <Loaded query={runs} operation={listEvals}>
       {all => {
         const before = all.find(run => run.id === filters.before) ?? all[1]
         const after = all.find(run => run.id === filters.after) ?? all[0]
@@ -163,7 +163,7 @@ function Items({ before, after }: { before: EvalRun; after: EvalRun }) {
     placeholderData: previous => previous,
   })
   return (
-    <Loaded query={changed} action="evaluations:GetEval">
+    <Loaded query={changed} operation={compareEvalRuns}>
       {({ items, total }) => {
         const count = (wanted: Change) => items.filter(({ change }) => change === wanted).length
         return (

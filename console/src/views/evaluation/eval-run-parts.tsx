@@ -106,7 +106,7 @@ export function RunProgress({ run: { item_count, completed_count, errored_count 
 /** Cancels an active run. */
 export function CancelRunButton({ run }: { run: EvalRun }) {
   const isAllowed = usePermissions(useProjectId())
-  if (!isActive(run) || !isAllowed('evaluations:RunEval')) return null
+  if (!isActive(run) || !isAllowed(cancelEvalRun)) return null
   return (
     <ActionButton
       label={texts.cancel}

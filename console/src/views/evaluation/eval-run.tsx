@@ -4,12 +4,14 @@ import {
   createDatasetItemFromGeneration,
   getEval,
   getEvalRun,
+  getGeneration,
   listEvalResults,
   updateDatasetItem,
 } from '@muster/client/operations'
 import { IconChartBar, IconX } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
-import { Link, useParams } from '@tanstack/react-router'
+import { Link } from '@tanstack/react-router'
+import { useIds } from '#address.ts'
 import { api, every } from '#api.ts'
 import { useDatasets } from '#choices.ts'
 import { ActionButton } from '#components/actions.tsx'
@@ -46,7 +48,7 @@ const FILTERS = { passed: { passed: true }, failed: { passed: false, errored: fa
 
 /** A run of an evaluation: its figures and the result of each item. */
 export function EvalRunView() {
-  const { evalId, evalRunId } = useParams({ strict: false }) as { evalId: string; evalRunId: string }
+  const { evalId, evalRunId } = useIds()
   const run = useQuery<EvalRun>({
     queryKey: ['eval', evalId, 'run', evalRunId],
     queryFn: async ({ signal }) => getEvalRun(api, { eval_id: evalId, eval_run_id: evalRunId }, { signal }),
@@ -57,7 +59,7 @@ export function EvalRunView() {
     queryFn: async ({ signal }) => getEval(api, { eval_id: evalId }, { signal }),
   })
   return (
-    <Loaded query={run} action="evaluations:GetEval">
+    <Loaded query={run} operation={getEvalRun}>
       {record => <RunPage run={record} evaluation={evaluation.data} />}
     </Loaded>
   )
@@ -89,7 +91,7 @@ function RunPage({ run, evaluation }: { run: EvalRun; evaluation: Eval | undefin
         {isActive(run) && <RunProgress run={run} />}
         <Facts
           facts={[
-            [texts.status, statusText(run.status)],
+            [strings.status, statusText(run.status)],
             [
               texts.passRate,
               figures?.pass_rate != null && (
@@ -108,7 +110,7 @@ function RunPage({ run, evaluation }: { run: EvalRun; evaluation: Eval | undefin
             [texts.items, texts.of(run.completed_count, run.item_count)],
             [texts.outcomes.error, run.errored_count > 0 && run.errored_count],
             [texts.version, run.agent_version],
-            [texts.started, <When key="started" at={run.started_at ?? run.created_at} />],
+            [strings.started, <When key="started" at={run.started_at ?? run.created_at} />],
           ]}
         />
         {figures?.baseline && <Baseline run={run} baseline={figures.baseline} />}
@@ -213,7 +215,7 @@ function Results({ run, datasetId }: { run: EvalRun; datasetId: string | undefin
       cell: result => <ResultContent result={result} />,
     },
     {
-      title: texts.status,
+      title: strings.status,
       cell: result => <OutcomeBadge outcome={outcomeOf(result)} />,
     },
     { title: '', cell: result => <Promotion result={result} datasetId={datasetId} /> },
@@ -222,7 +224,7 @@ function Results({ run, datasetId }: { run: EvalRun; datasetId: string | undefin
     <ListView
       label={texts.results}
       list={list}
-      action="evaluations:ListEvals"
+      operation={listEvalResults}
       columns={columns}
       fields={
         <ChoiceField
@@ -269,7 +271,7 @@ function Promotion({ result, datasetId }: { result: EvalResult; datasetId: strin
   const isAllowed = usePermissions(projectId)
   const { choices } = useDatasets(projectId)
   const { dataset_item_id, generation_id, output } = result
-  if (!isAllowed('evaluations:CreateDataset') || output === null) return null
+  if (!isAllowed(createDatasetItemFromGeneration) || output === null) return null
   return (
     <Stack gap="xs" align="flex-start">
       {datasetId && dataset_item_id && (
@@ -283,7 +285,7 @@ function Promotion({ result, datasetId }: { result: EvalResult; datasetId: strin
           stale={[['dataset', datasetId]]}
         />
       )}
-      {generation_id && isAllowed('generations:GetGeneration') && (
+      {generation_id && isAllowed(getGeneration) && (
         <CommandButton
           size="xs"
           label={texts.copyItem}

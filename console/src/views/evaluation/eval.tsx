@@ -4,16 +4,17 @@ import { Button, Group, Stack, Text } from '@mantine/core'
 import type { Eval, EvalPatch, EvalRun } from '@muster/client'
 import { createEvalRun, deleteEval, getEval, listEvalRuns, updateEval } from '@muster/client/operations'
 import { IconEdit, IconPlayerPlay } from '@tabler/icons-react'
-import { useQuery } from '@tanstack/react-query'
-import { Link, useNavigate, useParams } from '@tanstack/react-router'
+import { Link } from '@tanstack/react-router'
+import { useIds } from '#address.ts'
 import { api } from '#api.ts'
 import { useAgents, useDatasets } from '#choices.ts'
-import { ActionButton, FormButton } from '#components/actions.tsx'
+import { FormButton } from '#components/actions.tsx'
 import { CommandForm } from '#components/command-form.tsx'
 import { type Column, ListView, RecordLink, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Facts, Section } from '#components/record.tsx'
-import { Loaded, Notice } from '#components/states.tsx'
+import { RecordPage, RemoveButton } from '#components/record-page.tsx'
+import { Notice } from '#components/states.tsx'
 import { StatusBadge } from '#components/status.tsx'
 import { visible } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
@@ -36,45 +37,35 @@ const texts = strings.evals
 
 /** An evaluation: its runs, and two of them next to each other. */
 export function EvalView() {
-  const { evalId } = useParams({ strict: false }) as { evalId: string }
-  const evaluation = useQuery<Eval>({
-    queryKey: ['eval', evalId],
-    queryFn: async ({ signal }) => getEval(api, { eval_id: evalId }, { signal }),
-  })
+  const { evalId } = useIds()
   return (
-    <Loaded query={evaluation} action="evaluations:GetEval">
+    <RecordPage queryKey={['eval', evalId]} get={getEval} ids={{ eval_id: evalId }}>
       {record => <EvalPage evaluation={record} />}
-    </Loaded>
+    </RecordPage>
   )
 }
 
-function EvalPage({ evaluation }: { evaluation: Eval }) {
-  const { id, name, project_id, agent_id, dataset_id, pass_threshold, max_error_rate, group_by } = evaluation
+function EvalActions({ evaluation }: { evaluation: Eval }) {
+  const { id, project_id } = evaluation
   const isAllowed = usePermissions(project_id)
-  const navigate = useNavigate()
-  const agents = useAgents(project_id)
-  const datasets = useDatasets(project_id)
-  const actions = (
+  return (
     <>
-      {isAllowed('evaluations:DeleteEval') && (
-        <ActionButton
-          size="sm"
-          label={strings.remove}
-          question={texts.deleteText}
-          run={async () => deleteEval(api, { eval_id: id })}
-          stale={[['evals', project_id]]}
-          onDone={() => void navigate({ to: `/p/${project_id}/evals` })}
-        />
-      )}
-      {isAllowed('evaluations:CreateEval') && (
+      <RemoveButton
+        operation={deleteEval}
+        ids={{ eval_id: id }}
+        question={texts.deleteText}
+        stale={[['evals', project_id]]}
+        list="evals"
+      />
+      {isAllowed(updateEval) && (
         <FormButton
-          label={texts.edit}
+          label={strings.edit}
           variant="default"
           leftSection={<IconEdit size={16} />}
           form={close => <EditForm evaluation={evaluation} onDone={close} />}
         />
       )}
-      {isAllowed('evaluations:RunEval') && (
+      {isAllowed(createEvalRun) && (
         <FormButton
           label={texts.run}
           leftSection={<IconPlayerPlay size={16} />}
@@ -83,8 +74,14 @@ function EvalPage({ evaluation }: { evaluation: Eval }) {
       )}
     </>
   )
+}
+
+function EvalPage({ evaluation }: { evaluation: Eval }) {
+  const { name, project_id, agent_id, dataset_id, pass_threshold, max_error_rate, group_by } = evaluation
+  const agents = useAgents(project_id)
+  const datasets = useDatasets(project_id)
   return (
-    <Page title={name} actions={actions}>
+    <Page title={name} actions={<EvalActions evaluation={evaluation} />}>
       <Section title={strings.cases.details}>
         <Facts
           facts={[
@@ -168,6 +165,58 @@ function RunForm({ evaluation: { id }, onDone }: { evaluation: Eval; onDone: () 
   )
 }
 
+const evalRunColumns = (projectId: string, id: string): Column<EvalRun>[] => [
+  {
+    title: strings.started,
+    isWide: true,
+    cell: run => (
+      <Stack gap={2}>
+        <RecordLink to={`/p/${projectId}/evals/${id}/runs/${run.id}`}>{runName(run)}</RecordLink>
+        {isActive(run) && <RunProgress run={run} />}
+        {run.errored_count > 0 && (
+          <Text size="sm" c="dimmed">
+            {texts.errored(run.errored_count)}
+          </Text>
+        )}
+      </Stack>
+    ),
+  },
+  {
+    title: strings.status,
+    cell: run => (
+      <Group gap={6}>
+        <StatusBadge status={run.status} />
+        <Verdict run={run} />
+      </Group>
+    ),
+  },
+  {
+    title: texts.passRate,
+    cell: run => {
+      const rate = aggregatesOf(run)?.pass_rate
+      return rate === undefined || rate === null ? strings.none : percentText(rate)
+    },
+  },
+  {
+    title: '',
+    cell: run => (
+      <Group gap="xs" justify="flex-end">
+        <CancelRunButton run={run} />
+        {run.baseline_run_id && run.status === 'completed' && (
+          <Button
+            component={Link}
+            size="xs"
+            variant="default"
+            to={`/p/${projectId}/evals/${id}?tab=compare&before=${run.baseline_run_id}&after=${run.id}`}
+          >
+            {texts.compare}
+          </Button>
+        )}
+      </Group>
+    ),
+  },
+]
+
 function Runs({ evaluation: { id } }: { evaluation: Eval }) {
   const projectId = useProjectId()
   const list = useList<EvalRun>(
@@ -175,62 +224,12 @@ function Runs({ evaluation: { id } }: { evaluation: Eval }) {
     async (_, bounds, signal) => listEvalRuns(api, { eval_id: id, ...bounds }, { signal }).page(),
     { pollMs: rows => pollOf(rows.some(isActive)) },
   )
-  const columns: Column<EvalRun>[] = [
-    {
-      title: texts.started,
-      isWide: true,
-      cell: run => (
-        <Stack gap={2}>
-          <RecordLink to={`/p/${projectId}/evals/${id}/runs/${run.id}`}>{runName(run)}</RecordLink>
-          {isActive(run) && <RunProgress run={run} />}
-          {run.errored_count > 0 && (
-            <Text size="sm" c="dimmed">
-              {texts.errored(run.errored_count)}
-            </Text>
-          )}
-        </Stack>
-      ),
-    },
-    {
-      title: texts.status,
-      cell: run => (
-        <Group gap={6}>
-          <StatusBadge status={run.status} />
-          <Verdict run={run} />
-        </Group>
-      ),
-    },
-    {
-      title: texts.passRate,
-      cell: run => {
-        const rate = aggregatesOf(run)?.pass_rate
-        return rate === undefined || rate === null ? strings.none : percentText(rate)
-      },
-    },
-    {
-      title: '',
-      cell: run => (
-        <Group gap="xs" justify="flex-end">
-          <CancelRunButton run={run} />
-          {run.baseline_run_id && run.status === 'completed' && (
-            <Button
-              component={Link}
-              size="xs"
-              variant="default"
-              to={`/p/${projectId}/evals/${id}?tab=compare&before=${run.baseline_run_id}&after=${run.id}`}
-            >
-              {texts.compare}
-            </Button>
-          )}
-        </Group>
-      ),
-    },
-  ]
+  const columns = evalRunColumns(projectId, id)
   return (
     <ListView
       label={texts.runs}
       list={list}
-      action="evaluations:ListEvals"
+      operation={listEvalRuns}
       columns={columns}
       empty={
         <Notice icon={<IconPlayerPlay />} title={texts.noRuns} color="indigo">

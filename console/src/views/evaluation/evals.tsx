@@ -33,7 +33,7 @@ export function Evals() {
   )
   const columns: Column<Eval>[] = [
     {
-      title: strings.evals.name,
+      title: strings.name,
       isWide: true,
       cell: ({ id, name }) => <RecordLink to={`/p/${projectId}/evals/${id}`}>{visible(name)}</RecordLink>,
     },
@@ -43,9 +43,9 @@ export function Evals() {
       title: strings.evals.threshold,
       cell: ({ pass_threshold }) => (pass_threshold === null ? strings.none : percentText(pass_threshold)),
     },
-    { title: strings.agents.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
+    { title: strings.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
   ]
-  const create = isAllowed('evaluations:CreateEval') && (
+  const create = isAllowed(createEval) && (
     <FormButton
       label={strings.evals.create}
       leftSection={<IconPlus size={16} />}
@@ -57,7 +57,7 @@ export function Evals() {
       <ListView
         label={strings.nav.evals}
         list={list}
-        action="evaluations:ListEvals"
+        operation={listEvals}
         columns={columns}
         empty={
           <Notice icon={<IconChartBar />} title={strings.evals.empty} action={create} color="indigo">

@@ -17,7 +17,7 @@ const texts = strings.agents
 
 /** Fields that the form shows, with their labels; the others are edited as JSON. */
 const LABELS = {
-  name: texts.name,
+  name: strings.name,
   description: texts.description,
   instructions: texts.instructions,
   ai_provider_id: texts.providerField,

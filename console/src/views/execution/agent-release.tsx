@@ -19,12 +19,12 @@ const EVALS = 100
 /** The staged release of an agent: two versions that share its callers until one is promoted. */
 export function Release({ agent, versions }: { agent: Agent; versions: AgentVersion[] }) {
   const isAllowed = usePermissions(agent.project_id)
-  const mayRelease = isAllowed('agents:SetAgentRelease') === true
+  const mayRelease = isAllowed(setAgentRelease) === true
   const evals = useQuery<Eval[]>({
     queryKey: ['evals', agent.project_id, 'all'],
     queryFn: async ({ signal }) =>
       (await listEvals(api, { project_id: agent.project_id, limit: EVALS }, { signal }).page()).data,
-    enabled: mayRelease && isAllowed('evaluations:ListEvals') === true,
+    enabled: mayRelease && isAllowed(listEvals) === true,
   })
   const gates = (evals.data ?? []).filter(({ agent_id }) => agent_id === agent.id)
   const form = (close: () => void) => <ReleaseForm agent={agent} versions={versions} gates={gates} onDone={close} />
@@ -102,7 +102,7 @@ function ReleaseForm({
   const { active_release: release } = agent
   const choices = versions.map(({ version, label }) => ({
     value: String(version),
-    label: `${strings.agents.version} ${version}${label ? ` – ${visible(label)}` : ''}`,
+    label: `${strings.version} ${version}${label ? ` – ${visible(label)}` : ''}`,
   }))
   const [newest, before] = versions
   const set = useAction({

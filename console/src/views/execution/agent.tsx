@@ -4,14 +4,18 @@ import type { Agent, AgentVersion } from '@muster/client'
 import {
   compareAgentVersions,
   createAgent,
+  createAgentGeneration,
   deleteAgent,
+  getAgent,
   listAgentVersions,
   restoreAgentVersion,
+  updateAgent,
 } from '@muster/client/operations'
 import { IconEdit, IconPlayerPlay } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
-import { Link, useNavigate, useParams, useSearch } from '@tanstack/react-router'
+import { Link, useNavigate, useSearch } from '@tanstack/react-router'
 import type { ReactNode } from 'react'
+import { useIds } from '#address.ts'
 import { api } from '#api.ts'
 import { ActionButton, Question } from '#components/actions.tsx'
 import { DialogMenu } from '#components/dialog-menu.tsx'
@@ -29,11 +33,7 @@ const texts = strings.agents
 
 /** An agent: its record, its versions, and the form that changes it. */
 export function AgentView() {
-  const projectId = useProjectId()
-  const { agentId } = useParams({ strict: false }) as { agentId: string }
-  const { tab = 'record' } = useSearch({ strict: false })
-  const navigate = useNavigate()
-  const isAllowed = usePermissions(projectId)
+  const { agentId } = useIds()
   const [isEditing, editing] = useDisclosure()
   const agent = useQuery({
     queryKey: ['agent', agentId],
@@ -42,82 +42,98 @@ export function AgentView() {
     enabled: !isEditing,
   })
   return (
-    <Loaded query={agent} action="agents:GetAgent">
-      {first => {
-        const { record } = first
-        const name = visible(record.name ?? texts.unnamed)
-        const actions = (
-          <>
-            {isAllowed('agents:CreateAgentGeneration') && (
-              <Button
-                component={Link}
-                to={`/p/${projectId}/playground?q=${agentId}`}
-                variant="default"
-                leftSection={<IconPlayerPlay size={16} />}
-              >
-                {texts.try}
-              </Button>
-            )}
-            {isAllowed('agents:UpdateAgent') && (
-              <Button leftSection={<IconEdit size={16} />} onClick={editing.open}>
-                {texts.edit}
-              </Button>
-            )}
-            {isAllowed('agents:DeleteAgent') && (
-              <DialogMenu
-                label={strings.more}
-                entries={[
-                  {
-                    title: strings.remove,
-                    content: close => (
-                      <Question
-                        text={`${texts.delete(name)} ${texts.deleteText}`}
-                        label={strings.remove}
-                        color="red"
-                        run={async () => deleteAgent(api, { agent_id: agentId })}
-                        stale={[['agents']]}
-                        onDone={() => void navigate({ to: `/p/${projectId}/agents` })}
-                        close={close}
-                      />
-                    ),
-                  },
-                ]}
-              />
-            )}
-          </>
-        )
-        if (isEditing)
-          return (
-            <Page title={name}>
-              <AgentForm first={first} onDone={editing.close} onCancel={editing.close} />
-            </Page>
-          )
-        return (
-          <Page title={name} intro={record.description && visible(record.description)} actions={actions}>
-            <Tabs
-              value={tab}
-              onChange={next => void navigate({ to: '.', search: { tab: next ?? undefined }, replace: true })}
-              keepMounted={false}
-            >
-              <Tabs.List mb="lg">
-                <Tabs.Tab value="record">{texts.record}</Tabs.Tab>
-                <Tabs.Tab value="versions">{texts.versions}</Tabs.Tab>
-                <Tabs.Tab value="json">{texts.json}</Tabs.Tab>
-              </Tabs.List>
-              <Tabs.Panel value="record">
-                <Record agent={record} />
-              </Tabs.Panel>
-              <Tabs.Panel value="versions">
-                <AgentVersions agent={record} />
-              </Tabs.Panel>
-              <Tabs.Panel value="json">
-                <Value value={record} label={texts.json} />
-              </Tabs.Panel>
-            </Tabs>
+    <Loaded query={agent} operation={getAgent}>
+      {first =>
+        isEditing ? (
+          <Page title={visible(first.record.name ?? texts.unnamed)}>
+            <AgentForm first={first} onDone={editing.close} onCancel={editing.close} />
           </Page>
+        ) : (
+          <AgentPage agent={first.record} onEdit={editing.open} />
         )
-      }}
+      }
     </Loaded>
+  )
+}
+
+function AgentActions({ agent, onEdit }: { agent: Agent; onEdit: () => void }) {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const navigate = useNavigate()
+  const { id } = agent
+  return (
+    <>
+      {isAllowed(createAgentGeneration) && (
+        <Button
+          component={Link}
+          to={`/p/${projectId}/playground?q=${id}`}
+          variant="default"
+          leftSection={<IconPlayerPlay size={16} />}
+        >
+          {texts.try}
+        </Button>
+      )}
+      {isAllowed(updateAgent) && (
+        <Button leftSection={<IconEdit size={16} />} onClick={onEdit}>
+          {strings.edit}
+        </Button>
+      )}
+      {isAllowed(deleteAgent) && (
+        <DialogMenu
+          label={strings.more}
+          entries={[
+            {
+              title: strings.remove,
+              content: close => (
+                <Question
+                  text={`${texts.delete(visible(agent.name ?? texts.unnamed))} ${texts.deleteText}`}
+                  label={strings.remove}
+                  color="red"
+                  run={async () => deleteAgent(api, { agent_id: id })}
+                  stale={[['agents']]}
+                  onDone={() => void navigate({ to: `/p/${projectId}/agents` })}
+                  close={close}
+                />
+              ),
+            },
+          ]}
+        />
+      )}
+    </>
+  )
+}
+
+function AgentPage({ agent, onEdit }: { agent: Agent; onEdit: () => void }) {
+  const { tab = 'record' } = useSearch({ strict: false })
+  const navigate = useNavigate()
+  const { name, description } = agent
+  return (
+    <Page
+      title={visible(name ?? texts.unnamed)}
+      intro={description && visible(description)}
+      actions={<AgentActions agent={agent} onEdit={onEdit} />}
+    >
+      <Tabs
+        value={tab}
+        onChange={next => void navigate({ to: '.', search: { tab: next ?? undefined }, replace: true })}
+        keepMounted={false}
+      >
+        <Tabs.List mb="lg">
+          <Tabs.Tab value="record">{strings.record}</Tabs.Tab>
+          <Tabs.Tab value="versions">{strings.versions}</Tabs.Tab>
+          <Tabs.Tab value="json">{strings.json}</Tabs.Tab>
+        </Tabs.List>
+        <Tabs.Panel value="record">
+          <Record agent={agent} />
+        </Tabs.Panel>
+        <Tabs.Panel value="versions">
+          <AgentVersions agent={agent} />
+        </Tabs.Panel>
+        <Tabs.Panel value="json">
+          <Value value={agent} label={strings.json} />
+        </Tabs.Panel>
+      </Tabs>
+    </Page>
   )
 }
 
@@ -141,15 +157,15 @@ function Record({ agent }: { agent: Agent }) {
           <Field label={texts.model}>
             {agent.model ? <span className="mono">{visible(agent.model)}</span> : texts.defaultModel}
           </Field>
-          <Field label={texts.version}>{agent.version}</Field>
+          <Field label={strings.version}>{agent.version}</Field>
           <Field label={texts.tools}>{tools?.length ?? 0}</Field>
           <Field label={texts.guardrails}>{guardrails?.length ?? 0}</Field>
           <Field label={texts.temperature}>{agent.temperature ?? texts.defaultValue}</Field>
           <Field label={texts.maxSteps}>{agent.max_steps ?? texts.defaultValue}</Field>
-          <Field label={texts.created}>
+          <Field label={strings.created}>
             <When at={agent.created_at} />
           </Field>
-          <Field label={texts.updated}>
+          <Field label={strings.updated}>
             <When at={agent.updated_at} />
           </Field>
         </SimpleGrid>
@@ -191,7 +207,7 @@ function served({ version: current, active_release: release }: Agent, version: n
 function AgentVersions({ agent }: { agent: Agent }) {
   const isAllowed = usePermissions(agent.project_id)
   const navigate = useNavigate()
-  const mayTry = isAllowed('agents:CreateAgent') && isAllowed('agents:CreateAgentGeneration')
+  const mayTry = isAllowed(createAgent) && isAllowed(createAgentGeneration)
   const trySide = ({ version, config }: AgentVersion) => (
     <ActionButton
       label={texts.trySide}
@@ -205,18 +221,12 @@ function AgentVersions({ agent }: { agent: Agent }) {
     />
   )
   return (
-    <Versions<AgentVersion>
+    <Versions
       queryKey={['agent', agent.id]}
       current={agent.version}
-      list={async signal => (await listAgentVersions(api, { agent_id: agent.id, limit: 100 }, { signal }).page()).data}
-      compare={async (from, to, signal) => compareAgentVersions(api, { agent_id: agent.id, from, to }, { signal })}
-      restore={
-        isAllowed('agents:RestoreAgentVersion')
-          ? async version => restoreAgentVersion(api, { agent_id: agent.id, version: String(version) })
-          : undefined
-      }
+      ids={{ agent_id: agent.id }}
       stale={[['agent', agent.id]]}
-      actions={{ list: 'agents:ListAgentVersions', get: 'agents:GetAgentVersion' }}
+      operations={{ list: listAgentVersions, compare: compareAgentVersions, restore: restoreAgentVersion }}
       stateOf={version => served(agent, version)}
       extra={row => row.version !== agent.version && mayTry && trySide(row)}
       above={rows => <Release agent={agent} versions={rows} />}

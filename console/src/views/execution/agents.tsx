@@ -1,8 +1,7 @@
 import { Button } from '@mantine/core'
-import { listAgents } from '@muster/client/operations'
+import { createAgent, listAgents } from '@muster/client/operations'
 import { IconPlus, IconRobot } from '@tabler/icons-react'
 import { Link } from '@tanstack/react-router'
-import { api } from '#api.ts'
 import { DefinitionList } from '#components/definition-list.tsx'
 import { visible } from '#components/text.tsx'
 import { useProjectId } from '#projects.ts'
@@ -18,8 +17,7 @@ export function Agents() {
       kind="agents"
       texts={texts}
       icon={<IconRobot />}
-      actions={{ list: 'agents:ListAgents', create: 'agents:CreateAgent' }}
-      read={async (args, options) => listAgents(api, args, options).page()}
+      operations={{ list: listAgents, create: createAgent }}
       column={{
         title: texts.model,
         cell: ({ model }) => (model ? <span className="mono">{visible(model)}</span> : texts.defaultModel),

@@ -6,20 +6,23 @@ import {
   deleteGuardrail,
   evaluateGuardrail,
   getAgent,
+  getGuardrail,
   getProject,
   getTool,
   listAgents,
+  listGuardrailEvaluations,
   listGuardrailVersions,
   listTools,
   restoreGuardrailVersion,
   updateAgent,
+  updateGuardrail,
   updateProject,
   updateTool,
 } from '@muster/client/operations'
 import { IconEdit } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
-import { useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
+import { useIds } from '#address.ts'
 import { api } from '#api.ts'
 import { useTools } from '#choices.ts'
 import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
@@ -28,6 +31,7 @@ import type { Read } from '#components/guarded-save.tsx'
 import { RecordLink } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Facts, IdLine, LabelledValues, Section, type Tab } from '#components/record.tsx'
+import { RemoveButton } from '#components/record-page.tsx'
 import { SchemaForm, SubmitRow } from '#components/schema-form.tsx'
 import { Loaded } from '#components/states.tsx'
 import { visible, When } from '#components/text.tsx'
@@ -46,13 +50,13 @@ const READ_MAX = 1000
 
 /** A guardrail: its rules, a trial of them, where it applies, and what it decided. */
 export function GuardrailView() {
-  const { guardrailId } = useParams({ strict: false }) as { guardrailId: string }
+  const { guardrailId } = useIds()
   const guardrail = useQuery<Read<Guardrail>>({
     queryKey: guardrailKey(guardrailId),
     queryFn: ({ signal }) => readGuardrail(guardrailId, signal),
   })
   return (
-    <Loaded query={guardrail} action="guardrails:GetGuardrail">
+    <Loaded query={guardrail} operation={getGuardrail}>
       {({ record, etag }) => <GuardrailPage guardrail={record} etag={etag} />}
     </Loaded>
   )
@@ -61,43 +65,36 @@ export function GuardrailView() {
 function GuardrailPage({ guardrail, etag }: { guardrail: Guardrail; etag: string | null }) {
   const { id, project_id, version } = guardrail
   const isAllowed = usePermissions(project_id)
-  const navigate = useNavigate()
   const stale = [guardrailKey(id), ['guardrails', project_id]]
   const tabs: Tab[] = [{ value: 'rules', title: texts.rules, content: () => <Rules guardrail={guardrail} /> }]
-  if (isAllowed('guardrails:EvaluateGuardrail'))
+  if (isAllowed(evaluateGuardrail))
     tabs.push({ value: 'try', title: texts.try, content: () => <Trial guardrail={guardrail} /> })
   tabs.push({
     value: 'attached',
     title: texts.attached,
     content: () => <Attachments guardrail={guardrail} />,
   })
-  if (isAllowed('guardrails:ListGuardrailEvaluations'))
+  if (isAllowed(listGuardrailEvaluations))
     tabs.push({
       value: 'decisions',
       title: texts.decisionsTab,
       content: () => <Decisions of={{ guardrail_id: id }} />,
     })
-  if (isAllowed('guardrails:ListGuardrailVersions'))
+  if (isAllowed(listGuardrailVersions))
     tabs.push({
       value: 'versions',
-      title: strings.agents.versions,
+      title: strings.versions,
       content: () => (
         <Versions
           queryKey={guardrailKey(id)}
           current={version}
-          list={async signal =>
-            (await listGuardrailVersions(api, { guardrail_id: id, limit: 100 }, { signal }).page()).data
-          }
-          compare={async (from, to, signal) =>
-            compareGuardrailVersions(api, { guardrail_id: id, from, to }, { signal })
-          }
-          restore={
-            isAllowed('guardrails:RestoreGuardrailVersion')
-              ? async number => restoreGuardrailVersion(api, { guardrail_id: id, version: String(number) })
-              : undefined
-          }
+          ids={{ guardrail_id: id }}
           stale={stale}
-          actions={{ list: 'guardrails:ListGuardrailVersions', get: 'guardrails:GetGuardrailVersion' }}
+          operations={{
+            list: listGuardrailVersions,
+            compare: compareGuardrailVersions,
+            restore: restoreGuardrailVersion,
+          }}
         />
       ),
     })
@@ -107,20 +104,16 @@ function GuardrailPage({ guardrail, etag }: { guardrail: Guardrail; etag: string
       intro={guardrail.description && visible(guardrail.description)}
       actions={
         <>
-          {isAllowed('guardrails:DeleteGuardrail') && (
-            <ActionButton
-              size="sm"
-              label={strings.remove}
-              color="red"
-              question={texts.deleteText}
-              run={async () => deleteGuardrail(api, { guardrail_id: id })}
-              stale={stale.slice(1)}
-              onDone={() => void navigate({ to: `/p/${project_id}/guardrails` })}
-            />
-          )}
-          {isAllowed('guardrails:UpdateGuardrail') && (
+          <RemoveButton
+            operation={deleteGuardrail}
+            ids={{ guardrail_id: id }}
+            question={texts.deleteText}
+            stale={stale.slice(1)}
+            list="guardrails"
+          />
+          {isAllowed(updateGuardrail) && (
             <FormButton
-              label={strings.agents.edit}
+              label={strings.edit}
               leftSection={<IconEdit size={16} />}
               modalSize="xl"
               form={close => <GuardrailForm first={{ record: guardrail, etag }} onDone={close} onCancel={close} />}
@@ -168,8 +161,8 @@ function Rules({ guardrail }: { guardrail: Guardrail }) {
           [texts.expiresIn, expires_in !== undefined && texts.seconds(Number(expires_in))],
           [texts.noSelf, flag(forbid_self_approval)],
           [texts.approver, approver ? visible(String(approver)) : undefined],
-          [strings.agents.version, guardrail.version],
-          [strings.agents.updated, <When key="updated" at={guardrail.updated_at} />],
+          [strings.version, guardrail.version],
+          [strings.updated, <When key="updated" at={guardrail.updated_at} />],
         ]}
       />
       <IdLine id={guardrail.id} />
@@ -245,9 +238,9 @@ async function changeGuardrails({ kind, id }: Target, change: (ids: string[]) =>
 function useTargets(projectId: string) {
   const isAllowed = usePermissions(projectId)
   const may = {
-    agents: isAllowed('agents:ListAgents') === true,
-    tools: isAllowed('tools:ListTools') === true,
-    project: isAllowed('projects:GetProject') === true,
+    agents: isAllowed(listAgents) === true,
+    tools: isAllowed(listTools) === true,
+    project: isAllowed(getProject) === true,
   }
   return useQuery<Target[]>({
     queryKey: ['guardrail-targets', projectId, may],
@@ -282,9 +275,9 @@ function Attachments({ guardrail: { id, project_id } }: { guardrail: Guardrail }
   const targets = useTargets(project_id)
   const stale = [['guardrail-targets', project_id], ['agents'], ['agent'], ['tools'], ['tool']]
   const mayChange = {
-    project: isAllowed('projects:UpdateProject') === true,
-    agent: isAllowed('agents:UpdateAgent') === true,
-    tool: isAllowed('tools:UpdateTool') === true,
+    project: isAllowed(updateProject) === true,
+    agent: isAllowed(updateAgent) === true,
+    tool: isAllowed(updateTool) === true,
   }
   return (
     <Loaded query={targets}>
@@ -315,7 +308,7 @@ function Attachments({ guardrail: { id, project_id } }: { guardrail: Guardrail }
                     <RecordLink to={`/p/${projectId}/${target.kind}s/${target.id}`}>{visible(target.name)}</RecordLink>
                   )}
                 </Group>
-                {mayChange[target.kind] && isAllowed('guardrails:DetachGuardrail') && (
+                {mayChange[target.kind] && isAllowed({ action: 'guardrails:DetachGuardrail' }) && (
                   <ActionButton
                     label={texts.detach}
                     question={texts.detachText(visible(target.name))}

@@ -1,6 +1,6 @@
 import { Badge } from '@mantine/core'
 import type { Guardrail } from '@muster/client'
-import { listGuardrails } from '@muster/client/operations'
+import { createGuardrail, listGuardrails } from '@muster/client/operations'
 import { IconPlus, IconShieldCheck } from '@tabler/icons-react'
 import { useNavigate } from '@tanstack/react-router'
 import { api } from '#api.ts'
@@ -23,7 +23,7 @@ export function Guardrails() {
   )
   const columns: Column<Guardrail>[] = [
     {
-      title: strings.agents.name,
+      title: strings.name,
       isWide: true,
       cell: ({ id, name, description }) => (
         <NameCell to={`/p/${projectId}/guardrails/${id}`} name={name} description={description} />
@@ -36,10 +36,10 @@ export function Guardrails() {
         return <Badge variant="default">{typeof own === 'string' ? own : strings.guardrails.computed}</Badge>
       },
     },
-    { title: strings.agents.version, cell: ({ version }) => version },
-    { title: strings.agents.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
+    { title: strings.version, cell: ({ version }) => version },
+    { title: strings.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
   ]
-  const create = isAllowed('guardrails:CreateGuardrail') && (
+  const create = isAllowed(createGuardrail) && (
     <FormButton
       label={strings.guardrails.create}
       leftSection={<IconPlus size={16} />}
@@ -54,7 +54,7 @@ export function Guardrails() {
       <ListView
         label={strings.nav.guardrails}
         list={list}
-        action="guardrails:ListGuardrails"
+        operation={listGuardrails}
         columns={columns}
         empty={
           <Notice icon={<IconShieldCheck />} title={strings.guardrails.empty} action={create} color="indigo">

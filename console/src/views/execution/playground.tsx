@@ -1,5 +1,6 @@
 import { Button, Card, Group, Select, SimpleGrid, Stack, Text, Textarea, VisuallyHidden } from '@mantine/core'
 import type { Agent } from '@muster/client'
+import { createAgent, listAgents } from '@muster/client/operations'
 import { IconPlayerStop, IconRobot, IconSend } from '@tabler/icons-react'
 import { Link } from '@tanstack/react-router'
 import { useEffect, useRef, useState } from 'react'
@@ -16,7 +17,7 @@ import * as strings from '#strings.ts'
 const texts = strings.playground
 
 const nameOf = ({ name, version }: Agent): string =>
-  `${visible(name ?? strings.agents.unnamed)} · ${texts.version.toLowerCase()} ${version}`
+  `${visible(name ?? strings.agents.unnamed)} · ${strings.version.toLowerCase()} ${version}`
 
 /** Streams turns of an agent with each of their steps; of two agents side by side. */
 export function Playground() {
@@ -24,15 +25,15 @@ export function Playground() {
   const { filters, setFilters } = useFilters()
   const isAllowed = usePermissions(projectId)
   const { query: agents } = useAgents(projectId)
-  if (isAllowed('agents:ListAgents') === false)
+  if (isAllowed(listAgents) === false)
     return (
       <Page title={strings.nav.playground} intro={texts.intro}>
-        <Refused action="agents:ListAgents" />
+        <Refused operation={listAgents} />
       </Page>
     )
   return (
     <Page title={strings.nav.playground} intro={texts.intro}>
-      <Loaded query={agents} action="agents:ListAgents">
+      <Loaded query={agents} operation={listAgents}>
         {rows => {
           if (rows.length === 0)
             return (
@@ -41,7 +42,7 @@ export function Playground() {
                 title={strings.agents.empty}
                 color="indigo"
                 action={
-                  isAllowed('agents:CreateAgent') && (
+                  isAllowed(createAgent) && (
                     <Button component={Link} to={`/p/${projectId}/agents/new`}>
                       {strings.agents.create}
                     </Button>

@@ -1,17 +1,28 @@
 import { Anchor, Badge, Group, Select, Stack, Text } from '@mantine/core'
 import { MusterError, type Tool, type ToolAction, type ToolProjection } from '@muster/client'
-import { callTool, deleteTool, listAgents, listToolActions } from '@muster/client/operations'
+import {
+  callTool,
+  deleteTool,
+  getTool,
+  listAgents,
+  listGuardrailEvaluations,
+  listShares,
+  listToolActions,
+  updateTool,
+} from '@muster/client/operations'
 import { IconEdit } from '@tabler/icons-react'
 import { useMutation, useQuery } from '@tanstack/react-query'
-import { Link, useNavigate, useParams } from '@tanstack/react-router'
+import { Link } from '@tanstack/react-router'
 import { useState } from 'react'
+import { useIds } from '#address.ts'
 import { api } from '#api.ts'
 import { useGuardrails } from '#choices.ts'
-import { ActionButton, FormButton } from '#components/actions.tsx'
+import { FormButton } from '#components/actions.tsx'
 import { Decisions } from '#components/decisions.tsx'
 import type { Read } from '#components/guarded-save.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Facts, IdLine, Section, type Tab } from '#components/record.tsx'
+import { RemoveButton } from '#components/record-page.tsx'
 import { type ObjectSchema, SchemaForm, type Values } from '#components/schema-form.tsx'
 import { Shares } from '#components/shares.tsx'
 import { Loaded } from '#components/states.tsx'
@@ -27,13 +38,13 @@ const toolKey = (id: string) => ['tool', id]
 
 /** A tool: its record, a call of it, the decisions on its calls, and its shares. */
 export function ToolView() {
-  const { toolId } = useParams({ strict: false }) as { toolId: string }
+  const { toolId } = useIds()
   const tool = useQuery<Read<Tool | ToolProjection>>({
     queryKey: toolKey(toolId),
     queryFn: ({ signal }) => readTool(toolId, signal),
   })
   return (
-    <Loaded query={tool} action="tools:GetTool">
+    <Loaded query={tool} operation={getTool}>
       {({ record, etag }) =>
         'project_id' in record ? <ToolPage tool={record} etag={etag} /> : <SharedTool tool={record} />
       }
@@ -55,17 +66,16 @@ function SharedTool({ tool }: { tool: ToolProjection }) {
 function ToolPage({ tool, etag }: { tool: Tool; etag: string | null }) {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const navigate = useNavigate()
-  const tabs: Tab[] = [{ value: 'record', title: strings.agents.record, content: () => <Record tool={tool} /> }]
-  if (isAllowed('tools:CallTool') && tool.type !== 'client')
+  const tabs: Tab[] = [{ value: 'record', title: strings.record, content: () => <Record tool={tool} /> }]
+  if (isAllowed(callTool) && tool.type !== 'client')
     tabs.push({ value: 'call', title: texts.call, content: () => <Caller tool={tool} /> })
-  if (isAllowed('guardrails:ListGuardrailEvaluations'))
+  if (isAllowed(listGuardrailEvaluations))
     tabs.push({
       value: 'decisions',
       title: strings.guardrails.decisionsTab,
       content: () => <Decisions of={{ tool_id: tool.id }} />,
     })
-  if (isAllowed('shares:ListShares'))
+  if (isAllowed(listShares))
     tabs.push({
       value: 'shares',
       title: strings.shares.title,
@@ -73,8 +83,8 @@ function ToolPage({ tool, etag }: { tool: Tool; etag: string | null }) {
     })
   tabs.push({
     value: 'json',
-    title: strings.agents.json,
-    content: () => <Value value={tool} label={strings.agents.json} />,
+    title: strings.json,
+    content: () => <Value value={tool} label={strings.json} />,
   })
   return (
     <Page
@@ -82,20 +92,16 @@ function ToolPage({ tool, etag }: { tool: Tool; etag: string | null }) {
       intro={tool.description && visible(tool.description)}
       actions={
         <>
-          {isAllowed('tools:DeleteTool') && (
-            <ActionButton
-              size="sm"
-              label={strings.remove}
-              color="red"
-              question={texts.deleteText}
-              run={async () => deleteTool(api, { tool_id: tool.id })}
-              stale={[['tools', projectId]]}
-              onDone={() => void navigate({ to: `/p/${projectId}/tools` })}
-            />
-          )}
-          {isAllowed('tools:UpdateTool') && (
+          <RemoveButton
+            operation={deleteTool}
+            ids={{ tool_id: tool.id }}
+            question={texts.deleteText}
+            stale={[['tools', projectId]]}
+            list="tools"
+          />
+          {isAllowed(updateTool) && (
             <FormButton
-              label={strings.agents.edit}
+              label={strings.edit}
               leftSection={<IconEdit size={16} />}
               modalSize="xl"
               form={close => <ToolForm first={{ record: tool, etag }} onDone={close} onCancel={close} />}
@@ -114,13 +120,13 @@ function Record({ tool }: { tool: Tool }) {
   const isPreset = Object.keys(tool.preset_parameters ?? {}).length > 0
   return (
     <Stack gap="lg">
-      <Section title={strings.agents.record}>
+      <Section title={strings.record}>
         <Facts
           facts={[
             [texts.type, texts.types[tool.type]],
             [texts.idempotent, tool.idempotent ? texts.yes : texts.no],
-            [strings.agents.created, <When key="created" at={tool.created_at} />],
-            [strings.agents.updated, <When key="updated" at={tool.updated_at} />],
+            [strings.created, <When key="created" at={tool.created_at} />],
+            [strings.updated, <When key="updated" at={tool.updated_at} />],
           ]}
         />
         {(execute ?? mcp) && (
@@ -168,7 +174,7 @@ const useActions = (tool: Tool) =>
 function Actions({ tool }: { tool: Tool }) {
   const actions = useActions(tool)
   return (
-    <Loaded query={actions} action="tools:GetTool">
+    <Loaded query={actions} operation={listToolActions}>
       {rows => (
         <Stack gap="xs">
           {rows.map(({ name, description }) => (
@@ -211,7 +217,7 @@ function Users({ tool }: { tool: Tool }) {
     queryKey: [...toolKey(tool.id), 'agents'],
     queryFn: async ({ signal }) =>
       (await listAgents(api, { project_id: tool.project_id, tool_id: tool.id, limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed('agents:ListAgents') === true,
+    enabled: isAllowed(listAgents) === true,
   })
   if (!agents.data?.length) return null
   return (
@@ -254,7 +260,7 @@ function Caller({ tool }: { tool: Tool }) {
     <Stack gap="lg">
       <Section title={texts.call}>
         {needsAction && (
-          <Loaded query={actions} action="tools:GetTool">
+          <Loaded query={actions} operation={listToolActions}>
             {rows => (
               <Select
                 label={texts.action}

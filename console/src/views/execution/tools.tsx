@@ -1,6 +1,6 @@
 import { Badge } from '@mantine/core'
 import type { Tool } from '@muster/client'
-import { listTools } from '@muster/client/operations'
+import { createTool, listShares, listTools } from '@muster/client/operations'
 import { IconPlus, IconTool } from '@tabler/icons-react'
 import { useNavigate } from '@tanstack/react-router'
 import { api } from '#api.ts'
@@ -20,7 +20,7 @@ export function Tools() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
   const navigate = useNavigate()
-  const create = isAllowed('tools:CreateTool') && (
+  const create = isAllowed(createTool) && (
     <FormButton
       label={strings.tools.create}
       leftSection={<IconPlus size={16} />}
@@ -29,8 +29,7 @@ export function Tools() {
     />
   )
   const tabs: Tab[] = [{ value: 'tools', title: strings.nav.tools, content: () => <ToolList create={create} /> }]
-  if (isAllowed('shares:ListShares'))
-    tabs.push({ value: 'shares', title: strings.shares.title, content: () => <Shares /> })
+  if (isAllowed(listShares)) tabs.push({ value: 'shares', title: strings.shares.title, content: () => <Shares /> })
   return (
     <Page title={strings.nav.tools} intro={strings.tools.intro} actions={create}>
       <AddressTabs tabs={tabs} />
@@ -46,7 +45,7 @@ function ToolList({ create }: { create: React.ReactNode }) {
   })
   const columns: Column<Tool>[] = [
     {
-      title: strings.agents.name,
+      title: strings.name,
       isWide: true,
       cell: ({ id, name, description }) => (
         <NameCell to={`/p/${projectId}/tools/${id}`} name={name} description={description} />
@@ -54,13 +53,13 @@ function ToolList({ create }: { create: React.ReactNode }) {
     },
     { title: strings.tools.type, cell: ({ type }) => <Badge variant="default">{strings.tools.types[type]}</Badge> },
     { title: strings.agents.guardrails, cell: ({ guardrail_ids }) => guardrail_ids?.length || strings.none },
-    { title: strings.agents.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
+    { title: strings.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
   ]
   return (
     <ListView
       label={strings.nav.tools}
       list={list}
-      action="tools:ListTools"
+      operation={listTools}
       columns={columns}
       fields={
         <>

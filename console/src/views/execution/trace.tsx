@@ -6,6 +6,7 @@ import {
   getGeneration,
   getGenerationTranscript,
   getRun,
+  getTrace,
   getTraceTree,
   purgeTraceContent,
   retryGeneration,
@@ -23,8 +24,9 @@ import {
   IconTool,
 } from '@tabler/icons-react'
 import { useQueries, useQuery } from '@tanstack/react-query'
-import { Link, useNavigate, useParams } from '@tanstack/react-router'
+import { Link, useNavigate } from '@tanstack/react-router'
 import { type ReactNode, useState } from 'react'
+import { useIds } from '#address.ts'
 import { api, BUSY_MS, every } from '#api.ts'
 import { useAgents } from '#choices.ts'
 import { ActionButton, FormButton, Question } from '#components/actions.tsx'
@@ -48,7 +50,7 @@ const texts = strings.traces
 
 /** The waterfall of a trace, by its id or that of one of its turns. */
 export function TraceView() {
-  const { traceId: id } = useParams({ strict: false }) as { traceId: string }
+  const { traceId: id } = useIds()
   const isTurn = !id.startsWith('trace_')
   const turn = useQuery({
     queryKey: ['generation', id],
@@ -57,7 +59,7 @@ export function TraceView() {
   })
   if (!isTurn) return <Trace key={id} traceId={id} />
   return (
-    <Loaded query={turn} action="generations:GetGeneration">
+    <Loaded query={turn} operation={getGeneration}>
       {({ trace_id }) => <Trace key={id} traceId={trace_id} turnId={id} />}
     </Loaded>
   )
@@ -74,7 +76,7 @@ function Trace({ traceId, turnId }: { traceId: string; turnId?: string }) {
     refetchInterval: query => (query.state.data?.some(isRunning) ? every(BUSY_MS)(query) : false),
   })
   const turns = tree.data ?? []
-  const mayRead = isAllowed('generations:GetGeneration') && isAllowed('traces:GetTrace')
+  const mayRead = isAllowed(getGeneration) && isAllowed(getTrace)
   const transcripts = useQueries({
     queries: turns.slice(0, DETAILED).map(({ id, step_count, status, content_redacted_at }) => ({
       queryKey: ['generation', id, 'transcript', step_count, status, content_redacted_at],
@@ -89,10 +91,10 @@ function Trace({ traceId, turnId }: { traceId: string; turnId?: string }) {
   const run = useQuery<LiveRun>({
     queryKey: ['run', runId],
     queryFn: async ({ signal }) => getRun(api, { orchestration_run_id: runId as string }, { signal }),
-    enabled: Boolean(runId) && isAllowed('orchestrations:GetRun') === true,
+    enabled: Boolean(runId) && isAllowed(getRun) === true,
     refetchInterval: query => (query.state.data && !isEnded(query.state.data) ? every(BUSY_MS)(query) : false),
   })
-  const isRunMissing = Boolean(runId) && isAllowed('orchestrations:GetRun') !== false && run.isPending
+  const isRunMissing = Boolean(runId) && isAllowed(getRun) !== false && run.isPending
   const turn = turns.find(({ id }) => id === turnId) ?? turns[0]
   const byTurn = new Map(
     transcripts.flatMap(({ data }) => (data ? [[data.generation_id, data] as [string, Transcript]] : [])),
@@ -114,7 +116,7 @@ function Trace({ traceId, turnId }: { traceId: string; turnId?: string }) {
       }
       actions={turn && <TurnActions turn={turn} traceId={traceId} isTraceRunning={turns.some(isRunning)} />}
     >
-      <Loaded query={tree} action="traces:GetTraceTree">
+      <Loaded query={tree} operation={getTraceTree}>
         {all => (
           <>
             {turn?.error && (
@@ -152,7 +154,7 @@ function TurnActions({
   return (
     <>
       {isTraceRunning
-        ? isAllowed('generations:CancelGeneration') && (
+        ? isAllowed(cancelGeneration) && (
             <ActionButton
               label={texts.cancel}
               size="sm"
@@ -161,7 +163,7 @@ function TurnActions({
               run={async () => cancelGeneration(api, { generation_id: id })}
             />
           )
-        : isAllowed('traces:PurgeTraceContent') && (
+        : isAllowed(purgeTraceContent) && (
             <FormButton
               label={texts.purge}
               variant="default"
@@ -170,7 +172,7 @@ function TurnActions({
               form={close => <Purge traceId={traceId} close={close} />}
             />
           )}
-      {status === 'failed' && isAllowed('agents:CreateAgentGeneration') && (
+      {status === 'failed' && isAllowed(retryGeneration) && (
         <ActionButton
           label={texts.retry}
           size="sm"
@@ -433,7 +435,7 @@ function Details({ row }: { row: WaterfallRow }) {
       <Status status={status} />
       <Facts
         facts={[
-          [strings.runs.started, <When key="started" at={new Date(queuedAt ?? from).toISOString()} />],
+          [strings.started, <When key="started" at={new Date(queuedAt ?? from).toISOString()} />],
           [texts.queueTime, queuedAt !== undefined && durationText(Math.max(0, from - queuedAt))],
           [texts.workTime, isExact && to !== null && durationText(to - from)],
           [strings.runs.tokens, row.tokens?.toLocaleString()],
@@ -503,7 +505,7 @@ function SubjectView({ subject }: { subject: Subject }) {
               [texts.stop, finish_reason && visible(finish_reason)],
             ]}
           />
-          <Part title={texts.text} value={text} />
+          <Part title={strings.text} value={text} />
           {tool_calls.length > 0 && <Part title={strings.agents.tools} value={tool_calls} />}
           <Part title={texts.vendorCalls} value={vendor_calls} />
           <Part title={texts.notes} value={notes} />
@@ -529,7 +531,7 @@ function TurnView({ turn, transcript }: { turn: GenerationListed; transcript?: T
     <>
       <Facts
         facts={[
-          [strings.runs.version, turn.agent_version],
+          [strings.version, turn.agent_version],
           [texts.stop, turn.stop_reason && visible(turn.stop_reason)],
           [texts.source, turn.source && visible(texts.sources[turn.source] ?? turn.source)],
         ]}

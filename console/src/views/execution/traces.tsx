@@ -1,6 +1,6 @@
 import { Button, Text } from '@mantine/core'
 import type { GenerationListed } from '@muster/client'
-import { listGenerations } from '@muster/client/operations'
+import { createAgentGeneration, listGenerations } from '@muster/client/operations'
 import { IconPlayerPlay, IconTimeline } from '@tabler/icons-react'
 import { Link } from '@tanstack/react-router'
 import { api, POLL_MS } from '#api.ts'
@@ -19,12 +19,38 @@ const SOURCES = ['eval', 'decider', 'memory_rule', 'ingestion']
 const between = (from: string | null, to: string | null): number | null =>
   from && to ? Math.max(0, Date.parse(to) - Date.parse(from)) : null
 
-/** Turns of a project. */
-export function Traces() {
-  const projectId = useProjectId()
-  const isAllowed = usePermissions(projectId)
-  const { nameOf, choices = [] } = useAgents(projectId)
-  const list = useList<GenerationListed>(
+const generationColumns = (projectId: string, nameOf: (id: string) => string): Column<GenerationListed>[] => [
+  {
+    title: strings.traces.turn,
+    isWide: true,
+    cell: ({ id, agent_id, source }) => (
+      <>
+        <RecordLink to={`/p/${projectId}/traces/${id}`}>{nameOf(agent_id)}</RecordLink>
+        <Text size="xs" c="dimmed">
+          <span className="mono">{id}</span>
+          {source && ` · ${visible(strings.traces.sources[source] ?? source)}`}
+        </Text>
+      </>
+    ),
+  },
+  { title: strings.status, cell: ({ status }) => <Status status={status} /> },
+  {
+    title: strings.runs.tokens,
+    cell: ({ usage }) => (usage ? (usage.input_tokens + usage.output_tokens).toLocaleString() : strings.none),
+  },
+  { title: strings.runs.cost, cell: ({ usage }) => (usage ? costText(usage.cost_usd) : strings.none) },
+  {
+    title: strings.runs.time,
+    cell: ({ started_at, completed_at }) => {
+      const ms = between(started_at, completed_at)
+      return ms === null ? strings.none : durationText(ms)
+    },
+  },
+  { title: strings.started, cell: ({ created_at }) => <When at={created_at} /> },
+]
+
+const useTraces = (projectId: string) =>
+  useList<GenerationListed>(
     ['generations', projectId],
     async ({ status, agent, source, session }, bounds, signal) => {
       const args = {
@@ -39,47 +65,26 @@ export function Traces() {
     },
     { pollMs: POLL_MS },
   )
-  const columns: Column<GenerationListed>[] = [
-    {
-      title: strings.traces.turn,
-      isWide: true,
-      cell: ({ id, agent_id, source }) => (
-        <>
-          <RecordLink to={`/p/${projectId}/traces/${id}`}>{nameOf(agent_id)}</RecordLink>
-          <Text size="xs" c="dimmed">
-            <span className="mono">{id}</span>
-            {source && ` · ${visible(strings.traces.sources[source] ?? source)}`}
-          </Text>
-        </>
-      ),
-    },
-    { title: strings.runs.status, cell: ({ status }) => <Status status={status} /> },
-    {
-      title: strings.runs.tokens,
-      cell: ({ usage }) => (usage ? (usage.input_tokens + usage.output_tokens).toLocaleString() : strings.none),
-    },
-    { title: strings.runs.cost, cell: ({ usage }) => (usage ? costText(usage.cost_usd) : strings.none) },
-    {
-      title: strings.runs.time,
-      cell: ({ started_at, completed_at }) => {
-        const ms = between(started_at, completed_at)
-        return ms === null ? strings.none : durationText(ms)
-      },
-    },
-    { title: strings.runs.started, cell: ({ created_at }) => <When at={created_at} /> },
-  ]
+
+/** Turns of a project. */
+export function Traces() {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const { nameOf, choices = [] } = useAgents(projectId)
+  const list = useTraces(projectId)
+  const columns = generationColumns(projectId, nameOf)
   return (
     <Page title={strings.nav.traces} intro={strings.traces.intro}>
       <ListView
         label={strings.nav.traces}
         list={list}
-        action="generations:ListGenerations"
+        operation={listGenerations}
         columns={columns}
         fields={
           <>
             <ChoiceField
               name="status"
-              label={strings.runs.status}
+              label={strings.status}
               choices={STATUSES.map(value => ({ value, label: statusText(value) }))}
             />
             {choices.length > 0 && <ChoiceField name="agent" label={strings.playground.agent} choices={choices} />}
@@ -97,7 +102,7 @@ export function Traces() {
             title={strings.traces.empty}
             color="indigo"
             action={
-              isAllowed('agents:CreateAgentGeneration') && (
+              isAllowed(createAgentGeneration) && (
                 <Button component={Link} to={`/p/${projectId}/playground`} leftSection={<IconPlayerPlay size={16} />}>
                   {strings.agents.try}
                 </Button>

@@ -89,7 +89,7 @@ export function FormationPlanner({ projectId, formation }: { projectId: string; 
     plan.data &&
     plan.variables?.template === template &&
     JSON.stringify(plan.variables.parameters) === JSON.stringify(parsed)
-  const mayApply = isAllowed(formation ? 'formations:UpdateFormation' : 'formations:CreateFormation')
+  const mayApply = isAllowed(formation ? updateFormation : createFormation)
   return (
     <Stack gap="lg">
       <Section title={texts.template}>
@@ -102,7 +102,7 @@ export function FormationPlanner({ projectId, formation }: { projectId: string; 
           <Stack gap="md">
             {!formation && (
               <TextInput
-                label={texts.name}
+                label={strings.name}
                 description={texts.nameHelp}
                 value={name}
                 onChange={event => setName(event.currentTarget.value)}

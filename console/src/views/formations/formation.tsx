@@ -11,14 +11,16 @@ import {
 } from '@muster/client/operations'
 import { IconAlertTriangle, IconShield, IconStack2 } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
-import { useNavigate, useParams } from '@tanstack/react-router'
+import { useNavigate } from '@tanstack/react-router'
 import type { ReactNode } from 'react'
+import { useIds } from '#address.ts'
 import { api, BUSY_MS, every } from '#api.ts'
 import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
 import { FieldChanges } from '#components/field-changes.tsx'
 import { RecordLink, TableHead } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Facts, IdLine, LabelledValues, Section } from '#components/record.tsx'
+import { RecordPage } from '#components/record-page.tsx'
 import { SchemaForm, type Values } from '#components/schema-form.tsx'
 import { Loaded, Notice } from '#components/states.tsx'
 import { StatusBadge } from '#components/status.tsx'
@@ -38,27 +40,27 @@ const RUNNING = ['creating', 'updating', 'deleting']
 
 /** A formation: resources, drift, plan and operations. */
 export function FormationView() {
-  const { formationId } = useParams({ strict: false }) as { formationId: string }
-  const formation = useQuery<FormationWithResources>({
-    queryKey: ['formation', formationId],
-    queryFn: async ({ signal }) => getFormation(api, { formation_id: formationId }, { signal }),
-    refetchInterval: query => every(RUNNING.includes(query.state.data?.status ?? '') ? BUSY_MS : POLL_MS)(query),
-  })
+  const { formationId } = useIds()
   return (
-    <Loaded query={formation} action="formations:GetFormation">
+    <RecordPage
+      queryKey={['formation', formationId]}
+      get={getFormation}
+      ids={{ formation_id: formationId }}
+      refetchInterval={query => every(RUNNING.includes(query.state.data?.status ?? '') ? BUSY_MS : POLL_MS)(query)}
+    >
       {record => <FormationPage formation={record} />}
-    </Loaded>
+    </RecordPage>
   )
 }
 
-function FormationPage({ formation }: { formation: FormationWithResources }) {
-  const { id, project_id, name, status, error, termination_protection: isProtected } = formation
+function FormationActions({ formation }: { formation: FormationWithResources }) {
+  const { id, project_id, name, status, termination_protection: isProtected } = formation
   const isAllowed = usePermissions(project_id)
   const navigate = useNavigate()
   const isRunning = RUNNING.includes(status)
   const stale = [['formation', id], ['formations']]
-  const mayUpdate = isAllowed('formations:UpdateFormation') && !isRunning
-  const actions = (
+  const mayUpdate = isAllowed(updateFormation) && !isRunning
+  return (
     <>
       {mayUpdate && (
         <>
@@ -79,7 +81,7 @@ function FormationPage({ formation }: { formation: FormationWithResources }) {
           />
         </>
       )}
-      {isAllowed('formations:DeleteFormation') && !isRunning && !isProtected && (
+      {isAllowed(deleteFormation) && !isRunning && !isProtected && (
         <ActionButton
           size="sm"
           color="red"
@@ -94,6 +96,12 @@ function FormationPage({ formation }: { formation: FormationWithResources }) {
       )}
     </>
   )
+}
+
+function FormationPage({ formation }: { formation: FormationWithResources }) {
+  const { id, project_id, name, status, error, termination_protection: isProtected } = formation
+  const isAllowed = usePermissions(project_id)
+  const isRunning = RUNNING.includes(status)
   return (
     <Page
       title={name}
@@ -103,7 +111,7 @@ function FormationPage({ formation }: { formation: FormationWithResources }) {
           {isProtected && <Badge variant="default">{texts.protected}</Badge>}
         </Group>
       }
-      actions={actions}
+      actions={<FormationActions formation={formation} />}
     >
       {error && (
         <Alert color="red" icon={<IconAlertTriangle />} title={texts.failed}>
@@ -121,7 +129,7 @@ function FormationPage({ formation }: { formation: FormationWithResources }) {
             title: texts.resources,
             content: () => <Resources formation={formation} />,
           },
-          ...(isAllowed('formations:PlanFormation')
+          ...(isAllowed(getFormationDrift)
             ? [
                 {
                   value: 'plan',
@@ -136,7 +144,7 @@ function FormationPage({ formation }: { formation: FormationWithResources }) {
             title: texts.operations,
             content: () => <Operations id={id} isRunning={isRunning} />,
           },
-          { value: 'record', title: texts.record, content: () => <Record formation={formation} /> },
+          { value: 'record', title: strings.record, content: () => <Record formation={formation} /> },
         ]}
       />
     </Page>
@@ -165,7 +173,7 @@ function Resources({ formation: { project_id, resources } }: { formation: Format
   const tracked = resources.filter(({ status }) => status !== 'deleted')
   if (tracked.length === 0) return <Notice icon={<IconStack2 />} title={texts.noResources} />
   return (
-    <Rows label={texts.resources} titles={[texts.logicalId, texts.resourceType, texts.state, texts.physicalId]}>
+    <Rows label={texts.resources} titles={[texts.logicalId, texts.resourceType, strings.state, texts.physicalId]}>
       {tracked.map(({ id, logical_id, resource_type, physical_resource_id, status }) => {
         const view = physical_resource_id && viewOf(project_id, resource_type, physical_resource_id)
         return (
@@ -204,7 +212,7 @@ function Drift({ id }: { id: string }) {
     staleTime: 60_000,
   })
   return (
-    <Loaded query={drift} action="formations:PlanFormation">
+    <Loaded query={drift} operation={getFormationDrift}>
       {({ drifted, resources }) => (
         <Section
           title={drifted ? texts.drifted : texts.inSync}
@@ -261,7 +269,7 @@ function Operations({ id, isRunning }: { id: string; isRunning: boolean }) {
     refetchInterval: query => (isRunning ? every(BUSY_MS)(query) : false),
   })
   return (
-    <Loaded query={operations} action="formations:ListFormationEvents">
+    <Loaded query={operations} operation={listFormationEvents}>
       {rows => (
         <Stack gap="md">
           {rows.map(operation => (
@@ -360,11 +368,11 @@ function Record({ formation }: { formation: FormationWithResources }) {
     [texts.template, template],
   ]
   return (
-    <Section title={texts.record}>
+    <Section title={strings.record}>
       <Facts
         facts={[
-          [texts.created, <When key="created" at={created_at} />],
-          [texts.updated, <When key="updated" at={updated_at} />],
+          [strings.created, <When key="created" at={created_at} />],
+          [strings.updated, <When key="updated" at={updated_at} />],
         ]}
       />
       <LabelledValues values={values} />

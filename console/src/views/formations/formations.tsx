@@ -1,6 +1,6 @@
 import { Badge, Button, Group } from '@mantine/core'
 import type { Formation } from '@muster/client'
-import { listFormations } from '@muster/client/operations'
+import { createFormation, listFormations } from '@muster/client/operations'
 import { IconPlus, IconStack2 } from '@tabler/icons-react'
 import { Link } from '@tanstack/react-router'
 import { api, POLL_MS } from '#api.ts'
@@ -13,6 +13,28 @@ import { usePermissions, useProjectId } from '#projects.ts'
 import * as strings from '#strings.ts'
 
 const STATUSES = ['creating', 'active', 'updating', 'failed', 'deleting', 'delete_failed'] as const
+
+const formationColumns = (projectId: string): Column<Formation>[] => [
+  {
+    title: strings.name,
+    isWide: true,
+    cell: ({ id, name }) => <RecordLink to={`/p/${projectId}/formations/${id}`}>{visible(name)}</RecordLink>,
+  },
+  {
+    title: strings.state,
+    cell: ({ status, termination_protection }) => (
+      <Group gap={6}>
+        <StatusBadge status={status} />
+        {termination_protection && <Badge variant="default">{strings.formations.protected}</Badge>}
+      </Group>
+    ),
+  },
+  {
+    title: strings.formations.resources,
+    cell: ({ template }) => Object.keys((template.resources as object | undefined) ?? {}).length,
+  },
+  { title: strings.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
+]
 
 /** Formations of a project. */
 export function Formations() {
@@ -30,28 +52,8 @@ export function Formations() {
     },
     { pollMs: POLL_MS },
   )
-  const columns: Column<Formation>[] = [
-    {
-      title: strings.formations.name,
-      isWide: true,
-      cell: ({ id, name }) => <RecordLink to={`/p/${projectId}/formations/${id}`}>{visible(name)}</RecordLink>,
-    },
-    {
-      title: strings.formations.state,
-      cell: ({ status, termination_protection }) => (
-        <Group gap={6}>
-          <StatusBadge status={status} />
-          {termination_protection && <Badge variant="default">{strings.formations.protected}</Badge>}
-        </Group>
-      ),
-    },
-    {
-      title: strings.formations.resources,
-      cell: ({ template }) => Object.keys((template.resources as object | undefined) ?? {}).length,
-    },
-    { title: strings.formations.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
-  ]
-  const create = isAllowed('formations:CreateFormation') && (
+  const columns = formationColumns(projectId)
+  const create = isAllowed(createFormation) && (
     <Button component={Link} to={`/p/${projectId}/formations/new`} leftSection={<IconPlus size={16} />}>
       {strings.formations.create}
     </Button>
@@ -61,14 +63,14 @@ export function Formations() {
       <ListView
         label={strings.nav.formations}
         list={list}
-        action="formations:ListFormations"
+        operation={listFormations}
         columns={columns}
         fields={
           <>
             <SearchField />
             <ChoiceField
               name="status"
-              label={strings.formations.state}
+              label={strings.state}
               choices={STATUSES.map(value => ({ value, label: statusText(value) }))}
             />
           </>

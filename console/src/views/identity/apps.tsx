@@ -24,7 +24,7 @@ export function Apps() {
       <AddressTabs
         tabs={[
           { value: 'grants', title: texts.grants, content: () => <Grants /> },
-          ...(isAllowed('oauth:ListClients')
+          ...(isAllowed(listOauthClients)
             ? [{ value: 'clients', title: texts.clients, content: () => <Clients /> }]
             : []),
         ]}
@@ -80,11 +80,11 @@ function Grants() {
       title: texts.used,
       cell: ({ last_used_at }) => (last_used_at ? <When at={last_used_at} /> : strings.keys.never),
     },
-    { title: texts.expires, cell: ({ expires_at }) => <When at={expires_at} /> },
+    { title: strings.expires, cell: ({ expires_at }) => <When at={expires_at} /> },
     {
-      title: strings.keys.actions,
+      title: strings.actions,
       cell: ({ id, client_id, client_name }) =>
-        isAllowed('oauth:RevokeGrant') && (
+        isAllowed(revokeOauthGrant) && (
           <ActionButton
             label={strings.keys.revoke}
             color="red"
@@ -99,7 +99,7 @@ function Grants() {
     <ListView
       label={texts.grants}
       list={list}
-      action="oauth:ListGrants"
+      operation={listOauthGrants}
       columns={columns}
       empty={
         <Notice icon={<IconPlugConnected />} title={texts.empty}>
@@ -138,9 +138,9 @@ function Clients() {
       cell: ({ last_used_at }) => (last_used_at ? <When at={last_used_at} /> : strings.keys.never),
     },
     {
-      title: strings.keys.actions,
+      title: strings.actions,
       cell: ({ id, client_name }) =>
-        isAllowed('oauth:DeleteClient') && (
+        isAllowed(deleteOauthClient) && (
           <ActionButton
             label={strings.remove}
             color="red"
@@ -155,7 +155,7 @@ function Clients() {
     <ListView
       label={texts.clients}
       list={list}
-      action="oauth:ListClients"
+      operation={listOauthClients}
       columns={columns}
       empty={
         <Notice icon={<IconPlugConnected />} title={texts.noClients}>

@@ -2,18 +2,25 @@ import rotateFields from 'fields:rotateProjectKey'
 import { Badge, Button, Group, Modal, Stack, Text } from '@mantine/core'
 import { useDisclosure } from '@mantine/hooks'
 import type { ProjectKey } from '@muster/client'
-import { deleteProjectKey, getProjectKeyUsage, listProjectKeys, rotateProjectKey } from '@muster/client/operations'
+import {
+  createProjectKey,
+  deleteProjectKey,
+  getProjectKeyUsage,
+  listProjectKeys,
+  rotateProjectKey,
+  updateProjectKey,
+} from '@muster/client/operations'
 import { IconKey, IconPlus } from '@tabler/icons-react'
-import { useQuery } from '@tanstack/react-query'
 import { usePolicyNames } from '#access.ts'
 import { api } from '#api.ts'
 import { ActionButton, FormButton, RowActions, useAction } from '#components/actions.tsx'
 import { KeyForm } from '#components/key-form.tsx'
 import { type Column, ListView, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
+import { RecordPage } from '#components/record-page.tsx'
 import { SchemaForm, type Values } from '#components/schema-form.tsx'
 import { SecretOnce } from '#components/secret.tsx'
-import { Loaded, Notice } from '#components/states.tsx'
+import { Notice } from '#components/states.tsx'
 import { visible, When } from '#components/text.tsx'
 import { usePermissions, useProjectId } from '#projects.ts'
 import * as strings from '#strings.ts'
@@ -61,7 +68,7 @@ export function Keys() {
       cell: ({ id, name, last_used_at }) => (
         <>
           {last_used_at ? <When at={last_used_at} /> : texts.never}
-          {isAllowed('project-keys:GetProjectKey') && (
+          {isAllowed(getProjectKeyUsage) && (
             <FormButton
               label={texts.activity}
               title={visible(name ?? texts.unnamed)}
@@ -75,7 +82,7 @@ export function Keys() {
       ),
     },
     {
-      title: texts.expires,
+      title: strings.expires,
       cell: ({ expires_at }) =>
         expires_at ? (
           <Group gap={6}>
@@ -87,18 +94,18 @@ export function Keys() {
         ),
     },
     {
-      title: texts.actions,
+      title: strings.actions,
       cell: row => (
         <RowActions>
-          {isAllowed('project-keys:UpdateProjectKey') && (
+          {isAllowed(updateProjectKey) && (
             <FormButton
-              label={strings.agents.edit}
+              label={strings.edit}
               size="xs"
               variant="default"
               form={close => <KeyForm record={row} onDone={close} />}
             />
           )}
-          {isAllowed('project-keys:RotateProjectKey') && (
+          {isAllowed(rotateProjectKey) && (
             <FormButton
               label={texts.rotate}
               size="xs"
@@ -106,7 +113,7 @@ export function Keys() {
               form={close => <Rotate record={row} onDone={close} />}
             />
           )}
-          {isAllowed('project-keys:DeleteProjectKey') && (
+          {isAllowed(deleteProjectKey) && (
             <ActionButton
               label={texts.revoke}
               color="red"
@@ -119,7 +126,7 @@ export function Keys() {
       ),
     },
   ]
-  const create = isAllowed('project-keys:CreateProjectKey') && (
+  const create = isAllowed(createProjectKey) && (
     <Button leftSection={<IconPlus size={16} />} onClick={creating.open}>
       {texts.create}
     </Button>
@@ -129,7 +136,7 @@ export function Keys() {
       <ListView
         label={strings.nav.keys}
         list={list}
-        action="project-keys:ListProjectKeys"
+        operation={listProjectKeys}
         columns={columns}
         empty={
           <Notice icon={<IconKey />} title={texts.empty} action={create} color="indigo">
@@ -168,12 +175,8 @@ function Rotate({ record, onDone }: { record: ProjectKey; onDone: () => void }) 
 }
 
 function Activity({ keyId }: { keyId: string }) {
-  const usage = useQuery({
-    queryKey: ['key', keyId, 'usage'],
-    queryFn: async ({ signal }) => getProjectKeyUsage(api, { key_id: keyId }, { signal }),
-  })
   return (
-    <Loaded query={usage} action="project-keys:GetProjectKey">
+    <RecordPage queryKey={['key', keyId, 'usage']} get={getProjectKeyUsage} ids={{ key_id: keyId }}>
       {({ days, last_action, last_used_at }) => (
         <Stack gap="sm">
           <Text component="div">
@@ -195,6 +198,6 @@ function Activity({ keyId }: { keyId: string }) {
           ))}
         </Stack>
       )}
-    </Loaded>
+    </RecordPage>
   )
 }

@@ -1,6 +1,6 @@
 import { Badge, Button, Stack } from '@mantine/core'
 import type { Policy } from '@muster/client'
-import { listPolicies } from '@muster/client/operations'
+import { createPolicy, listPolicies } from '@muster/client/operations'
 import { IconPlus, IconShieldCheck } from '@tabler/icons-react'
 import { Link } from '@tanstack/react-router'
 import type { ReactNode } from 'react'
@@ -20,7 +20,7 @@ const texts = strings.policies
 export function Policies() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const create = isAllowed('policies:CreatePolicy') && (
+  const create = isAllowed(createPolicy) && (
     <Button component={Link} to={`/p/${projectId}/policies/new`} leftSection={<IconPlus size={16} />}>
       {texts.create}
     </Button>
@@ -52,7 +52,7 @@ function List({ create }: { create: ReactNode }) {
   )
   const columns: Column<Policy>[] = [
     {
-      title: texts.name,
+      title: strings.name,
       isWide: true,
       cell: ({ id, name, description }) => (
         <NameCell to={`/p/${projectId}/policies/${id}`} name={name ?? id} description={description} />
@@ -63,17 +63,17 @@ function List({ create }: { create: ReactNode }) {
       cell: ({ document }) => document.statement.length,
     },
     {
-      title: texts.version,
+      title: strings.version,
       cell: ({ version, managed }) => (managed ? <Badge variant="default">{texts.managed}</Badge> : version),
     },
-    { title: texts.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
+    { title: strings.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
   ]
   return (
     <Stack gap="lg">
       <ListView
         label={strings.nav.policies}
         list={list}
-        action="policies:ListPolicies"
+        operation={listPolicies}
         columns={columns}
         fields={<SearchField />}
         empty={

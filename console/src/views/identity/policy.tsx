@@ -5,22 +5,25 @@ import {
   comparePolicyVersions,
   createPolicy,
   deletePolicy,
+  getAgent,
   getPolicy,
+  listAgents,
   listPolicyAttachments,
   listPolicyVersions,
   restorePolicyVersion,
   updatePolicy,
 } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
-import { useNavigate, useParams } from '@tanstack/react-router'
+import { useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
+import { useIds } from '#address.ts'
 import { api } from '#api.ts'
-import { ActionButton } from '#components/actions.tsx'
 import { EntityLink } from '#components/entity-link.tsx'
 import { type Read, useGuardedSave } from '#components/guarded-save.tsx'
 import { Page } from '#components/page.tsx'
 import { PolicyEditor } from '#components/policy-editor.tsx'
 import { AddressTabs, Section } from '#components/record.tsx'
+import { RemoveButton } from '#components/record-page.tsx'
 import { SubmitRow, type Values } from '#components/schema-form.tsx'
 import { Simulation } from '#components/simulation.tsx'
 import { Loaded } from '#components/states.tsx'
@@ -35,7 +38,11 @@ const texts = strings.policies
 /** What a new policy begins with: it reads the agents of the project. */
 const example = (projectId: string): PolicyDocument => ({
   statement: [
-    { effect: 'Allow', action: ['agents:GetAgent', 'agents:ListAgents'], resource: [`srn:${projectId}:*:*`] },
+    {
+      effect: 'Allow',
+      action: [getAgent.action as string, listAgents.action as string],
+      resource: [`srn:${projectId}:*:*`],
+    },
   ],
 })
 
@@ -65,108 +72,92 @@ export function NewPolicy() {
 
 /** A policy: its text with a simulation, what it is attached to, and its versions. */
 export function PolicyView() {
-  const projectId = useProjectId()
-  const { policyId } = useParams({ strict: false }) as { policyId: string }
-  const isAllowed = usePermissions(projectId)
-  const navigate = useNavigate()
-  const key = ['policy', policyId]
+  const { policyId } = useIds()
   const policy = useQuery({
-    queryKey: key,
+    queryKey: ['policy', policyId],
     queryFn: ({ signal }) => readPolicy(policyId, signal),
     // Never replaces what is being edited.
     refetchOnWindowFocus: false,
   })
   return (
-    <Loaded query={policy} action="policies:GetPolicy">
-      {first => {
-        const { record, etag } = first
-        const isEditable = !record.managed && isAllowed('policies:UpdatePolicy')
-        return (
-          <Page
-            title={record.name ?? record.id}
-            intro={
-              <Group gap="xs">
-                {record.managed && <Badge variant="default">{texts.managed}</Badge>}
-                <span className="mono">{record.id}</span>
-              </Group>
-            }
-            actions={
-              !record.managed &&
-              isAllowed('policies:DeletePolicy') && (
-                <ActionButton
-                  label={strings.remove}
-                  size="sm"
-                  color="red"
-                  question={texts.deleteText}
-                  run={async () => deletePolicy(api, { policy_id: policyId })}
-                  stale={[['policies']]}
-                  onDone={() => void navigate({ to: `/p/${projectId}/policies` })}
-                />
-              )
-            }
-          >
-            <AddressTabs
-              tabs={[
-                {
-                  value: 'text',
-                  title: texts.text,
-                  content: () =>
-                    isEditable ? (
-                      <PolicyForm key={etag} projectId={projectId} first={first} />
-                    ) : (
-                      <Stack gap="lg">
-                        <Value value={record.document} label={texts.document} />
-                        <Section title={texts.simulate}>
-                          <Simulation projectId={projectId} />
-                        </Section>
-                      </Stack>
-                    ),
-                },
-                {
-                  value: 'attachments',
-                  title: texts.attachments,
-                  content: () => <Attachments projectId={projectId} policyId={policyId} />,
-                },
-                {
-                  value: 'versions',
-                  title: strings.agents.versions,
-                  content: () => (
-                    <Versions
-                      queryKey={key}
-                      current={record.version}
-                      list={async signal => {
-                        const page = await listPolicyVersions(
-                          api,
-                          { policy_id: policyId, limit: 100 },
-                          { signal },
-                        ).page()
-                        return page.data.map(each => ({
-                          id: String(each.version),
-                          version: each.version,
-                          label: each.description,
-                          created_at: each.created_at,
-                        }))
-                      }}
-                      compare={async (from, to, signal) =>
-                        comparePolicyVersions(api, { policy_id: policyId, from, to }, { signal })
-                      }
-                      restore={
-                        isEditable
-                          ? async version =>
-                              restorePolicyVersion(api, { policy_id: policyId, version: String(version) })
-                          : undefined
-                      }
-                      stale={[key, ['policies']]}
-                      actions={{ list: 'policies:GetPolicy', get: 'policies:GetPolicy' }}
-                    />
-                  ),
-                },
-              ]}
-            />
-          </Page>
-        )
-      }}
+    <Loaded query={policy} operation={getPolicy}>
+      {first => <PolicyPage first={first} />}
     </Loaded>
+  )
+}
+
+function PolicyPage({ first }: { first: Read<Policy> }) {
+  const projectId = useProjectId()
+  const { record, etag } = first
+  const { id: policyId } = record
+  const mayUpdate = usePermissions(projectId)(updatePolicy)
+  const isEditable = !record.managed && mayUpdate
+  const key = ['policy', policyId]
+  return (
+    <Page
+      title={record.name ?? record.id}
+      intro={
+        <Group gap="xs">
+          {record.managed && <Badge variant="default">{texts.managed}</Badge>}
+          <span className="mono">{record.id}</span>
+        </Group>
+      }
+      actions={
+        !record.managed && (
+          <RemoveButton
+            operation={deletePolicy}
+            ids={{ policy_id: policyId }}
+            question={texts.deleteText}
+            stale={[['policies']]}
+            list="policies"
+          />
+        )
+      }
+    >
+      <AddressTabs
+        tabs={[
+          {
+            value: 'text',
+            title: strings.text,
+            content: () =>
+              isEditable ? (
+                <PolicyForm key={etag} projectId={projectId} first={first} />
+              ) : (
+                <Stack gap="lg">
+                  <Value value={record.document} label={texts.document} />
+                  <Section title={texts.simulate}>
+                    <Simulation projectId={projectId} />
+                  </Section>
+                </Stack>
+              ),
+          },
+          {
+            value: 'attachments',
+            title: texts.attachments,
+            content: () => <Attachments projectId={projectId} policyId={policyId} />,
+          },
+          {
+            value: 'versions',
+            title: strings.versions,
+            content: () => (
+              <Versions
+                queryKey={key}
+                current={record.version}
+                ids={{ policy_id: policyId }}
+                mayRestore={!record.managed}
+                labelOf={({ description }) => description}
+                stale={[key, ['policies']]}
+                operations={{
+                  list: listPolicyVersions,
+                  compare: comparePolicyVersions,
+                  restore: restorePolicyVersion,
+                }}
+              />
+            ),
+          },
+        ]}
+      />
+    </Page>
   )
 }
 
@@ -229,7 +220,7 @@ function Editor({
         }}
       >
         <Stack gap="md">
-          <TextInput label={texts.name} value={name} onChange={event => setName(event.currentTarget.value)} />
+          <TextInput label={strings.name} value={name} onChange={event => setName(event.currentTarget.value)} />
           <TextInput
             label={texts.description}
             value={description}
@@ -258,7 +249,7 @@ function Attachments({ projectId, policyId }: { projectId: string; policyId: str
       (await listPolicyAttachments(api, { policy_id: policyId, limit: 100 }, { signal }).page()).data,
   })
   return (
-    <Loaded query={attachments} action="policies:GetPolicy">
+    <Loaded query={attachments} operation={getPolicy}>
       {rows =>
         rows.length === 0 ? (
           <Text c="dimmed">{texts.unattached}</Text>

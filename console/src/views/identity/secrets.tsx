@@ -62,14 +62,14 @@ export function Secrets() {
         ),
     },
     {
-      title: texts.expires,
+      title: strings.expires,
       cell: ({ expires_at }) => (expires_at ? <When at={expires_at} /> : strings.keys.noExpiry),
     },
     {
-      title: texts.actions,
+      title: strings.actions,
       cell: secret => (
         <RowActions>
-          {isAllowed('secrets:UpdateSecret') && (
+          {isAllowed(updateSecret) && (
             <>
               <FormButton
                 label={texts.replace}
@@ -88,7 +88,7 @@ export function Secrets() {
               )}
             </>
           )}
-          {isAllowed('secrets:GetSecret') && (
+          {isAllowed(listSecretReferences) && (
             <FormButton
               label={texts.references}
               size="xs"
@@ -96,7 +96,7 @@ export function Secrets() {
               form={() => <References secret={secret} />}
             />
           )}
-          {isAllowed('secrets:DeleteSecret') && (
+          {isAllowed(deleteSecret) && (
             <ActionButton
               label={strings.remove}
               color="red"
@@ -109,7 +109,7 @@ export function Secrets() {
       ),
     },
   ]
-  const create = isAllowed('secrets:CreateSecret') && (
+  const create = isAllowed(createSecret) && (
     <FormButton
       label={texts.create}
       leftSection={<IconPlus size={16} />}
@@ -121,7 +121,7 @@ export function Secrets() {
       <ListView
         label={strings.nav.secrets}
         list={list}
-        action="secrets:ListSecrets"
+        operation={listSecrets}
         columns={columns}
         fields={<SearchField />}
         empty={
@@ -166,7 +166,7 @@ function References({ secret: { id, project_id } }: { secret: Secret }) {
       (await listSecretReferences(api, { secret_id: id, limit: 100 }, { signal }).page()).data,
   })
   return (
-    <Loaded query={references} action="secrets:GetSecret">
+    <Loaded query={references} operation={listSecretReferences}>
       {rows =>
         rows.length === 0 ? (
           <Text c="dimmed">{texts.unused}</Text>

@@ -16,14 +16,15 @@ import {
   updateUser,
 } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
-import { useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
 import { usePolicyNames } from '#access.ts'
+import { useIds } from '#address.ts'
 import { api } from '#api.ts'
 import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
 import { EntityLink } from '#components/entity-link.tsx'
 import { Page } from '#components/page.tsx'
 import { Facts, Section } from '#components/record.tsx'
+import { RecordPage, RemoveButton } from '#components/record-page.tsx'
 import { SchemaForm, type Values } from '#components/schema-form.tsx'
 import { FailureAlert, Loaded } from '#components/states.tsx'
 import { visible, When } from '#components/text.tsx'
@@ -34,105 +35,97 @@ const texts = strings.users
 
 /** A user: role, policies, company accounts, and what the user has written. */
 export function UserView() {
-  const projectId = useProjectId()
-  const { userId } = useParams({ strict: false }) as { userId: string }
-  const isAllowed = usePermissions(projectId)
-  const navigate = useNavigate()
-  const key = ['user', userId]
-  const user = useQuery<User>({
-    queryKey: key,
-    queryFn: async ({ signal }) => getUser(api, { user_id: userId }, { signal }),
-  })
+  const { userId } = useIds()
   return (
-    <Loaded query={user} action="users:GetUser">
-      {record => {
-        const { username, display_name, role, disabled_at, last_login_at, created_at } = record
-        const actions = (
-          <>
-            {isAllowed('users:UpdateUser') && (
-              <>
-                <FormButton
-                  label={strings.agents.edit}
-                  variant="default"
-                  form={close => <Edit user={record} onDone={close} />}
-                />
-                <ActionButton
-                  label={disabled_at ? texts.enable : texts.disable}
-                  size="sm"
-                  question={disabled_at ? undefined : texts.disableText(visible(username))}
-                  run={async () => updateUser(api, { user_id: userId, disabled: !disabled_at })}
-                  stale={[key, ['users']]}
-                />
-              </>
-            )}
-            {isAllowed('users:DeleteUser') && (
-              <ActionButton
-                label={strings.remove}
-                size="sm"
-                color="red"
-                question={texts.deleteText(visible(username))}
-                run={async () => deleteUser(api, { user_id: userId })}
-                stale={[['users']]}
-                onDone={() => void navigate({ to: `/p/${projectId}/users` })}
-              />
-            )}
-          </>
-        )
-        return (
-          <Page title={username} intro={display_name && visible(display_name)} actions={actions}>
-            <Section title={texts.account}>
-              <Facts
-                facts={[
-                  [
-                    texts.role,
-                    <Badge key="role" variant="default">
-                      {texts.roles[role]}
-                    </Badge>,
-                  ],
-                  [texts.status, disabled_at ? texts.disabled : texts.active],
-                  [texts.lastLogin, last_login_at ? <When at={last_login_at} key="login" /> : strings.keys.never],
-                  [texts.created, <When at={created_at} key="created" />],
-                ]}
-              />
-              <Text size="sm" c="dimmed" className="mono">
-                {record.id}
-              </Text>
-              {isAllowed('users:ResetPassword') && (
-                <Group gap="sm">
-                  <FormButton
-                    label={texts.resetPassword}
-                    size="xs"
-                    variant="default"
-                    form={close => <ResetPassword userId={userId} onDone={close} />}
-                  />
-                  <ActionButton
-                    label={texts.endSessions}
-                    question={texts.endSessionsText}
-                    run={async () => revokeUserTokens(api, { user_id: userId })}
-                    message={texts.ended}
-                  />
-                </Group>
-              )}
-            </Section>
-            {role === 'admin' ? (
-              <Section title={strings.nav.policies}>
-                <Text c="dimmed">{texts.adminText}</Text>
-              </Section>
-            ) : (
-              <UserPolicies key={record.policy_ids.join()} user={record} />
-            )}
-            {isAllowed('users:ListUserIdentities') && <Identities userId={userId} />}
-            <Authored userId={userId} />
-          </Page>
-        )
-      }}
-    </Loaded>
+    <RecordPage queryKey={['user', userId]} get={getUser} ids={{ user_id: userId }}>
+      {record => <UserPage user={record} />}
+    </RecordPage>
+  )
+}
+
+function UserActions({ user }: { user: User }) {
+  const { id, username, disabled_at } = user
+  const isAllowed = usePermissions(useProjectId())
+  return (
+    <>
+      {isAllowed(updateUser) && (
+        <>
+          <FormButton label={strings.edit} variant="default" form={close => <Edit user={user} onDone={close} />} />
+          <ActionButton
+            label={disabled_at ? texts.enable : texts.disable}
+            size="sm"
+            question={disabled_at ? undefined : texts.disableText(visible(username))}
+            run={async () => updateUser(api, { user_id: id, disabled: !disabled_at })}
+            stale={[['user', id], ['users']]}
+          />
+        </>
+      )}
+      <RemoveButton
+        operation={deleteUser}
+        ids={{ user_id: id }}
+        question={texts.deleteText(visible(username))}
+        stale={[['users']]}
+        list="users"
+      />
+    </>
+  )
+}
+
+function UserPage({ user }: { user: User }) {
+  const { id, username, display_name, role, disabled_at, last_login_at, created_at, policy_ids } = user
+  const isAllowed = usePermissions(useProjectId())
+  return (
+    <Page title={username} intro={display_name && visible(display_name)} actions={<UserActions user={user} />}>
+      <Section title={texts.account}>
+        <Facts
+          facts={[
+            [
+              texts.role,
+              <Badge key="role" variant="default">
+                {texts.roles[role]}
+              </Badge>,
+            ],
+            [strings.status, disabled_at ? texts.disabled : texts.active],
+            [texts.lastLogin, last_login_at ? <When at={last_login_at} key="login" /> : strings.keys.never],
+            [strings.created, <When at={created_at} key="created" />],
+          ]}
+        />
+        <Text size="sm" c="dimmed" className="mono">
+          {id}
+        </Text>
+        {isAllowed(resetUserPassword) && (
+          <Group gap="sm">
+            <FormButton
+              label={texts.resetPassword}
+              size="xs"
+              variant="default"
+              form={close => <ResetPassword userId={id} onDone={close} />}
+            />
+            <ActionButton
+              label={texts.endSessions}
+              question={texts.endSessionsText}
+              run={async () => revokeUserTokens(api, { user_id: id })}
+              message={texts.ended}
+            />
+          </Group>
+        )}
+      </Section>
+      {role === 'admin' ? (
+        <Section title={strings.nav.policies}>
+          <Text c="dimmed">{texts.adminText}</Text>
+        </Section>
+      ) : (
+        <UserPolicies key={policy_ids.join()} user={user} />
+      )}
+      {isAllowed(listUserIdentities) && <Identities userId={id} />}
+      <Authored userId={id} />
+    </Page>
   )
 }
 
 function UserPolicies({ user }: { user: User }) {
   const projectId = useProjectId()
-  const mayAttach = usePermissions(projectId)('users:AttachUserPolicies')
+  const mayAttach = usePermissions(projectId)(setUserPolicies)
   const { options = [] } = usePolicyNames(projectId)
   const [chosen, setChosen] = useState(user.policy_ids)
   const save = useAction({
@@ -221,7 +214,7 @@ function Identities({ userId }: { userId: string }) {
     queryKey: key,
     queryFn: async ({ signal }) => (await listUserIdentities(api, { user_id: userId }, { signal }).page()).data,
   })
-  const link = isAllowed('users:CreateUserIdentity') && (
+  const link = isAllowed(createUserIdentity) && (
     <FormButton
       label={texts.link}
       size="xs"
@@ -231,7 +224,7 @@ function Identities({ userId }: { userId: string }) {
   )
   return (
     <Section title={texts.identities} actions={link}>
-      <Loaded query={identities} action="users:ListUserIdentities" rows={1}>
+      <Loaded query={identities} operation={listUserIdentities} rows={1}>
         {rows =>
           rows.length === 0 ? (
             <Text c="dimmed">{texts.noIdentities}</Text>
@@ -245,7 +238,7 @@ function Identities({ userId }: { userId: string }) {
                       {visible(issuer)}
                     </Text>
                   </div>
-                  {isAllowed('users:DeleteUserIdentity') && (
+                  {isAllowed(deleteUserIdentity) && (
                     <ActionButton
                       label={texts.unlink}
                       color="red"

@@ -17,6 +17,39 @@ import * as strings from '#strings.ts'
 const texts = strings.users
 const ROLES = Object.entries(texts.roles).map(([value, label]) => ({ value, label }))
 
+const userColumns = (projectId: string): Column<User>[] => [
+  {
+    title: texts.name,
+    isWide: true,
+    cell: ({ id, username, display_name, disabled_at }) => (
+      <>
+        <Group gap="xs">
+          <RecordLink to={`/p/${projectId}/users/${id}`}>{visible(username)}</RecordLink>
+          {disabled_at && (
+            <Badge variant="dot" color="gray">
+              {texts.disabled}
+            </Badge>
+          )}
+        </Group>
+        {display_name && (
+          <Text size="sm" c="dimmed">
+            {visible(display_name)}
+          </Text>
+        )}
+      </>
+    ),
+  },
+  { title: texts.role, cell: ({ role }) => <Badge variant="default">{texts.roles[role]}</Badge> },
+  {
+    title: strings.nav.policies,
+    cell: ({ role, policy_ids }) => (role === 'admin' ? strings.none : policy_ids.length),
+  },
+  {
+    title: texts.lastLogin,
+    cell: ({ last_login_at }) => (last_login_at ? <When at={last_login_at} /> : strings.keys.never),
+  },
+]
+
 /** People who sign in to the deployment. */
 export function Users() {
   const projectId = useProjectId()
@@ -24,39 +57,8 @@ export function Users() {
   const list = useList<User>(['users', 'list'], async ({ q, role }, bounds, signal) =>
     listUsers(api, { username: q, role: role as User['role'] | undefined, ...bounds }, { signal }).page(),
   )
-  const columns: Column<User>[] = [
-    {
-      title: texts.name,
-      isWide: true,
-      cell: ({ id, username, display_name, disabled_at }) => (
-        <>
-          <Group gap="xs">
-            <RecordLink to={`/p/${projectId}/users/${id}`}>{visible(username)}</RecordLink>
-            {disabled_at && (
-              <Badge variant="dot" color="gray">
-                {texts.disabled}
-              </Badge>
-            )}
-          </Group>
-          {display_name && (
-            <Text size="sm" c="dimmed">
-              {visible(display_name)}
-            </Text>
-          )}
-        </>
-      ),
-    },
-    { title: texts.role, cell: ({ role }) => <Badge variant="default">{texts.roles[role]}</Badge> },
-    {
-      title: strings.nav.policies,
-      cell: ({ role, policy_ids }) => (role === 'admin' ? strings.none : policy_ids.length),
-    },
-    {
-      title: texts.lastLogin,
-      cell: ({ last_login_at }) => (last_login_at ? <When at={last_login_at} /> : strings.keys.never),
-    },
-  ]
-  const create = isAllowed('users:CreateUser') && (
+  const columns = userColumns(projectId)
+  const create = isAllowed(createUser) && (
     <FormButton label={texts.create} leftSection={<IconPlus size={16} />} form={close => <Create onDone={close} />} />
   )
   return (
@@ -64,7 +66,7 @@ export function Users() {
       <ListView
         label={strings.nav.users}
         list={list}
-        action="users:ListUsers"
+        operation={listUsers}
         columns={columns}
         fields={
           <>

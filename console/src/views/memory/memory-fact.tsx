@@ -11,12 +11,14 @@ import {
 } from '@muster/client/operations'
 import { IconEdit } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
-import { Link, useNavigate, useParams } from '@tanstack/react-router'
+import { Link } from '@tanstack/react-router'
+import { useIds } from '#address.ts'
 import { api } from '#api.ts'
 import { useActors } from '#choices.ts'
 import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
 import { Page } from '#components/page.tsx'
 import { Facts, IdLine, Section } from '#components/record.tsx'
+import { RecordPage, RemoveButton } from '#components/record-page.tsx'
 import { SchemaForm } from '#components/schema-form.tsx'
 import { Loaded } from '#components/states.tsx'
 import { Tags, TagsButton } from '#components/tags.tsx'
@@ -35,26 +37,21 @@ const CHAIN_MAX = 20
 
 /** A fact: whether it holds, what it has replaced and what has replaced it. */
 export function MemoryFactView() {
-  const { memoryId } = useParams({ strict: false }) as { memoryId: string }
-  const memory = useQuery<Memory>({
-    queryKey: memoryKey(memoryId),
-    queryFn: async ({ signal }) => getMemory(api, { memory_id: memoryId }, { signal }),
-  })
+  const { memoryId } = useIds()
   return (
-    <Loaded query={memory} action="memories:GetMemory">
+    <RecordPage queryKey={memoryKey(memoryId)} get={getMemory} ids={{ memory_id: memoryId }}>
       {record => <FactPage memory={record} />}
-    </Loaded>
+    </RecordPage>
   )
 }
 
 function FactPage({ memory }: { memory: Memory }) {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const navigate = useNavigate()
   const { nameOf } = useActors(memory.project_id)
   const { id, memory_store_id: storeId } = memory
   const stale = [memoryKey(id), ['memories', storeId], ['memory-entries'], ['memory-store', storeId]]
-  const mayUpdate = isAllowed('memories:UpdateMemory')
+  const mayUpdate = isAllowed(updateMemory)
   return (
     <Page
       title={texts.fact}
@@ -80,18 +77,16 @@ function FactPage({ memory }: { memory: Memory }) {
       }
     >
       <Section
-        title={strings.agents.record}
+        title={strings.record}
         actions={
-          isAllowed('memories:DeleteMemory') && (
-            <ActionButton
-              label={strings.remove}
-              color="red"
-              question={texts.deleteText}
-              run={async () => deleteMemory(api, { memory_id: id })}
-              stale={stale.slice(1)}
-              onDone={() => void navigate({ to: `/p/${projectId}/memory/${storeId}` })}
-            />
-          )
+          <RemoveButton
+            operation={deleteMemory}
+            ids={{ memory_id: id }}
+            question={texts.deleteText}
+            stale={stale.slice(1)}
+            list={`memory/${storeId}`}
+            size="xs"
+          />
         }
       >
         <Text className="wrap">{visible(memory.content)}</Text>
@@ -99,8 +94,8 @@ function FactPage({ memory }: { memory: Memory }) {
           facts={[
             [texts.actor, memory.actor_id ? nameOf(memory.actor_id) : texts.everybody],
             [texts.source, texts.sources[memory.source_type]],
-            [strings.agents.created, <When key="created" at={memory.created_at} />],
-            [texts.expires, memory.expires_at && <When key="expires" at={memory.expires_at} />],
+            [strings.created, <When key="created" at={memory.created_at} />],
+            [strings.expires, memory.expires_at && <When key="expires" at={memory.expires_at} />],
           ]}
         />
         <IdLine id={id} />
@@ -117,7 +112,7 @@ function FactPage({ memory }: { memory: Memory }) {
           )}
         </Group>
       </Section>
-      {isAllowed('memories:ListMemoryEntries') && (
+      {isAllowed(listMemoryEntries) && (
         <>
           <History memory={memory} />
           <Section title={texts.ledger}>
@@ -166,7 +161,7 @@ function History({ memory }: { memory: Memory }) {
   })
   return (
     <Section title={texts.history}>
-      <Loaded query={chain} action="memories:ListMemoryEntries" rows={1}>
+      <Loaded query={chain} operation={listMemoryEntries} rows={1}>
         {facts =>
           facts.length === 1 ? (
             <Text c="dimmed">{texts.noHistory}</Text>

@@ -29,9 +29,9 @@ import {
   updateMemoryStore,
 } from '@muster/client/operations'
 import { IconBulb, IconPlus } from '@tabler/icons-react'
-import { useQuery } from '@tanstack/react-query'
-import { Link, useNavigate, useParams } from '@tanstack/react-router'
+import { Link } from '@tanstack/react-router'
 import { useState } from 'react'
+import { useIds } from '#address.ts'
 import { api } from '#api.ts'
 import { useActors, useAgents } from '#choices.ts'
 import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
@@ -39,9 +39,10 @@ import { useFilters } from '#components/filters.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Facts, IdLine, Section } from '#components/record.tsx'
+import { RecordPage, RemoveButton } from '#components/record-page.tsx'
 import { saveAs } from '#components/save.ts'
 import { SchemaForm, SubmitRow, type Values } from '#components/schema-form.tsx'
-import { Loaded, Notice } from '#components/states.tsx'
+import { Notice } from '#components/states.tsx'
 import { Tags, TagsButton } from '#components/tags.tsx'
 import { visible, When } from '#components/text.tsx'
 import { usePermissions, useProjectId } from '#projects.ts'
@@ -77,15 +78,11 @@ export function Validity({ memory }: { memory: Memory }) {
 
 /** A memory store: its facts, its ledger and its rules. */
 export function MemoryStoreView() {
-  const { storeId } = useParams({ strict: false }) as { storeId: string }
-  const store = useQuery<MemoryStore>({
-    queryKey: storeKey(storeId),
-    queryFn: async ({ signal }) => getMemoryStore(api, { memory_store_id: storeId }, { signal }),
-  })
+  const { storeId } = useIds()
   return (
-    <Loaded query={store} action="memories:GetMemoryStore">
+    <RecordPage queryKey={storeKey(storeId)} get={getMemoryStore} ids={{ memory_store_id: storeId }}>
       {record => <StorePage store={record} />}
-    </Loaded>
+    </RecordPage>
   )
 }
 
@@ -95,14 +92,14 @@ function StorePage({ store }: { store: MemoryStore }) {
     <Page
       title={store.name}
       intro={store.description && visible(store.description)}
-      actions={isAllowed('memories:CreateMemoryEntry') && <AddButton store={store} />}
+      actions={isAllowed(createMemoryEntry) && <AddButton store={store} />}
     >
       <AddressTabs
         tabs={[
           { value: 'facts', title: texts.facts, content: () => <FactList store={store} /> },
           { value: 'ledger', title: texts.ledger, content: () => <Ledger storeId={store.id} /> },
           { value: 'rules', title: texts.rules, content: () => <Rules store={store} /> },
-          { value: 'record', title: strings.agents.record, content: () => <StoreRecord store={store} /> },
+          { value: 'record', title: strings.record, content: () => <StoreRecord store={store} /> },
         ]}
       />
     </Page>
@@ -202,6 +199,18 @@ function Outcome({ verdict, storeId }: { verdict: Verdict; storeId: string }) {
   )
 }
 
+const memoryColumns = (projectId: string, store: MemoryStore, nameOf: (id: string) => string): Column<Memory>[] => [
+  {
+    title: texts.fact,
+    isWide: true,
+    cell: ({ id, content }) => (
+      <RecordLink to={`/p/${projectId}/memory/${store.id}/${id}`}>{visible(content.slice(0, 400))}</RecordLink>
+    ),
+  },
+  { title: texts.actor, cell: ({ actor_id }) => (actor_id ? nameOf(actor_id) : texts.everybody) },
+  { title: texts.validity, cell: memory => <Validity memory={memory} /> },
+]
+
 function FactList({ store }: { store: MemoryStore }) {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
@@ -219,22 +228,12 @@ function FactList({ store }: { store: MemoryStore }) {
     }
     return listMemories(api, args, { signal }).page()
   })
-  const columns: Column<Memory>[] = [
-    {
-      title: texts.fact,
-      isWide: true,
-      cell: ({ id, content }) => (
-        <RecordLink to={`/p/${projectId}/memory/${store.id}/${id}`}>{visible(content.slice(0, 400))}</RecordLink>
-      ),
-    },
-    { title: texts.actor, cell: ({ actor_id }) => (actor_id ? nameOf(actor_id) : texts.everybody) },
-    { title: texts.validity, cell: memory => <Validity memory={memory} /> },
-  ]
+  const columns = memoryColumns(projectId, store, nameOf)
   return (
     <ListView
       label={texts.facts}
       list={list}
-      action="memories:ListMemories"
+      operation={listMemories}
       columns={columns}
       fields={
         <>
@@ -258,7 +257,7 @@ function FactList({ store }: { store: MemoryStore }) {
           icon={<IconBulb />}
           title={texts.emptyFacts}
           color="indigo"
-          action={isAllowed('memories:CreateMemoryEntry') && <AddButton store={store} />}
+          action={isAllowed(createMemoryEntry) && <AddButton store={store} />}
         >
           {texts.emptyFactsText}
         </Notice>
@@ -297,7 +296,7 @@ export function Ledger({ storeId, memoryId }: { storeId: string; memoryId?: stri
     <ListView
       label={texts.ledger}
       list={list}
-      action="memories:ListMemoryEntries"
+      operation={listMemoryEntries}
       columns={columns}
       empty={<Text c="dimmed">{texts.emptyLedger}</Text>}
     />
@@ -314,7 +313,7 @@ function Rules({ store }: { store: MemoryStore }) {
     run: async ({ id, enabled }: MemoryRule) => updateMemoryRule(api, { memory_rule_id: id, enabled: !enabled }),
     stale,
   })
-  const mayUpdate = isAllowed('memories:UpdateMemoryRule')
+  const mayUpdate = isAllowed(updateMemoryRule)
   const columns: Column<MemoryRule>[] = [
     {
       title: texts.rule,
@@ -342,7 +341,7 @@ function Rules({ store }: { store: MemoryStore }) {
       ),
     },
     {
-      title: strings.documents.actions,
+      title: strings.actions,
       cell: rule => (
         <Group gap="xs">
           <FormButton
@@ -353,13 +352,13 @@ function Rules({ store }: { store: MemoryStore }) {
           />
           {mayUpdate && (
             <FormButton
-              label={strings.agents.edit}
+              label={strings.edit}
               variant="default"
               size="xs"
               form={close => <RuleForm store={store} rule={rule} onDone={close} />}
             />
           )}
-          {isAllowed('memories:DeleteMemoryRule') && (
+          {isAllowed(deleteMemoryRule) && (
             <ActionButton
               label={strings.remove}
               color="red"
@@ -372,7 +371,7 @@ function Rules({ store }: { store: MemoryStore }) {
       ),
     },
   ]
-  const create = isAllowed('memories:CreateMemoryRule') && (
+  const create = isAllowed(createMemoryRule) && (
     <FormButton
       label={texts.createRule}
       leftSection={<IconPlus size={16} />}
@@ -384,7 +383,7 @@ function Rules({ store }: { store: MemoryStore }) {
       <ListView
         label={texts.rules}
         list={list}
-        action="memories:ListMemoryRules"
+        operation={listMemoryRules}
         columns={columns}
         empty={
           <Notice icon={<IconBulb />} title={texts.emptyRules} action={create} color="indigo">
@@ -464,15 +463,14 @@ function RuleTest({ rule, onCancel }: { rule: MemoryRule; onCancel: () => void }
 }
 
 function StoreRecord({ store }: { store: MemoryStore }) {
-  const navigate = useNavigate()
   const isAllowed = usePermissions(store.project_id)
   const stale = [storeKey(store.id), ['memory-stores', store.project_id]]
   return (
     <Section
-      title={strings.agents.record}
+      title={strings.record}
       actions={
         <>
-          {isAllowed('memories:ListMemories') && (
+          {isAllowed(listMemories) && (
             <ActionButton
               label={texts.exportStore}
               run={async () => {
@@ -481,24 +479,22 @@ function StoreRecord({ store }: { store: MemoryStore }) {
               }}
             />
           )}
-          {isAllowed('memories:UpdateMemoryStore') && (
+          {isAllowed(updateMemoryStore) && (
             <FormButton
-              label={strings.agents.edit}
+              label={strings.edit}
               variant="default"
               size="xs"
               form={close => <StoreForm store={store} stale={stale} onDone={close} />}
             />
           )}
-          {isAllowed('memories:DeleteMemoryStore') && (
-            <ActionButton
-              label={strings.remove}
-              color="red"
-              question={texts.deleteStoreText}
-              run={async () => deleteMemoryStore(api, { memory_store_id: store.id })}
-              stale={stale.slice(1)}
-              onDone={() => void navigate({ to: `/p/${store.project_id}/memory` })}
-            />
-          )}
+          <RemoveButton
+            operation={deleteMemoryStore}
+            ids={{ memory_store_id: store.id }}
+            question={texts.deleteStoreText}
+            stale={stale.slice(1)}
+            list="memory"
+            size="xs"
+          />
         </>
       }
     >
@@ -513,7 +509,7 @@ function StoreRecord({ store }: { store: MemoryStore }) {
       <IdLine id={store.id} />
       <Group gap="sm">
         <Tags tags={store.tags} />
-        {isAllowed('memories:UpdateMemoryStore') && (
+        {isAllowed(updateMemoryStore) && (
           <TagsButton
             tags={store.tags}
             save={async tags => replaceMemoryStoreTags(api, { ...tags, memory_store_id: store.id })}

@@ -30,9 +30,9 @@ export function Memory() {
       ),
     },
     { title: strings.memory.current, cell: ({ memory_count }) => memory_count.toLocaleString() },
-    { title: strings.agents.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
+    { title: strings.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
   ]
-  const create = isAllowed('memories:CreateMemoryStore') && (
+  const create = isAllowed(createMemoryStore) && (
     <FormButton
       label={strings.memory.createStore}
       leftSection={<IconPlus size={16} />}
@@ -44,7 +44,7 @@ export function Memory() {
       <ListView
         label={strings.nav.memory}
         list={list}
-        action="memories:ListMemoryStores"
+        operation={listMemoryStores}
         columns={columns}
         fields={
           <>

@@ -1,6 +1,6 @@
 import { Badge, Button, Card, Group, Stack, Text } from '@mantine/core'
 import type { Exception, Session } from '@muster/client'
-import { acknowledgeException, resolveException } from '@muster/client/operations'
+import { acknowledgeException, listApprovals, resolveException } from '@muster/client/operations'
 import { IconInbox } from '@tabler/icons-react'
 import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
@@ -23,7 +23,7 @@ const SEVERITIES = ['critical', 'warning', 'info']
 export function Inbox() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const mayDecide = isAllowed('approvals:ListApprovals')
+  const mayDecide = isAllowed(listApprovals)
   const approvals = useApprovals(projectId, 1)
   const forms = useForms(projectId)
   const sessions = useAttention(projectId)
@@ -121,12 +121,12 @@ function ExceptionCard({ row }: { row: Exception }) {
         {row.detail && <Value value={row.detail} label={visible(row.title)} />}
         {failure && <FailureAlert error={failure} />}
         <Group gap="sm">
-          {row.status === 'open' && isAllowed('exceptions:AcknowledgeException') && (
+          {row.status === 'open' && isAllowed(acknowledgeException) && (
             <Button size="xs" variant="default" loading={acknowledge.isPending} onClick={() => acknowledge.mutate()}>
               {strings.inbox.acknowledge}
             </Button>
           )}
-          {isAllowed('exceptions:ResolveException') && (
+          {isAllowed(resolveException) && (
             <Button size="xs" loading={resolve.isPending} onClick={() => resolve.mutate()}>
               {strings.inbox.resolve}
             </Button>

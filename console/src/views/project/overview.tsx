@@ -2,11 +2,13 @@ import { Badge, Button, Card, Group, Stack, Table, Text, Title } from '@mantine/
 import type { GenerationListed, SystemStatus } from '@muster/client'
 import {
   aggregateUsage,
+  createAgentGeneration,
   getQuotaUsage,
   getSystemStatus,
   listExceptions,
   listGenerations,
   listQuotas,
+  pauseProject,
 } from '@muster/client/operations'
 import { IconPlayerPlay } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
@@ -42,7 +44,7 @@ function useFigures(projectId: string, status: SystemStatus | undefined): Figure
       from.setHours(0, 0, 0, 0)
       return aggregateUsage(api, { project_id: projectId, from: from.toISOString() }, { signal })
     },
-    enabled: isAllowed('usage:GetAggregate') === true,
+    enabled: isAllowed(aggregateUsage) === true,
     refetchInterval,
   })
   // One query with the number in the navigation.
@@ -51,7 +53,7 @@ function useFigures(projectId: string, status: SystemStatus | undefined): Figure
     queryKey: ['overview', 'exceptions', projectId],
     queryFn: async ({ signal }) =>
       (await listExceptions(api, { project_id: projectId, status: ['open'], limit: 1 }, { signal }).page()).total,
-    enabled: isAllowed('exceptions:ListExceptions') === true,
+    enabled: isAllowed(listExceptions) === true,
     refetchInterval,
   })
   const perMinute = useQuery({
@@ -60,7 +62,7 @@ function useFigures(projectId: string, status: SystemStatus | undefined): Figure
       const from = new Date(Date.now() - 60_000).toISOString()
       return (await listGenerations(api, { project_id: projectId, from, limit: 1 }, { signal }).page()).total
     },
-    enabled: isAllowed('generations:ListGenerations') === true,
+    enabled: isAllowed(listGenerations) === true,
     refetchInterval,
   })
   const quota = useQuery({
@@ -74,7 +76,7 @@ function useFigures(projectId: string, status: SystemStatus | undefined): Figure
       const daily = data.find(({ window }) => window === 'rolling_24h') ?? data[0]
       return daily ? { ...daily, usage: await getQuotaUsage(api, { quota_id: daily.id }, { signal }) } : null
     },
-    enabled: isAllowed('quotas:ListQuotas') === true,
+    enabled: isAllowed(listQuotas) === true,
     refetchInterval,
   })
   const oldest = status && Math.max(0, ...status.queues.map(({ oldest_seconds }) => oldest_seconds))
@@ -133,7 +135,7 @@ export function Overview() {
   const system = useQuery({
     queryKey: ['system', 'status'],
     queryFn: async ({ signal }) => getSystemStatus(api, {}, { signal }),
-    enabled: isAllowed('system:GetSystemStatus') === true,
+    enabled: isAllowed(getSystemStatus) === true,
     refetchInterval: every(POLL_MS),
   })
   const turns = useQuery({
@@ -148,11 +150,11 @@ export function Overview() {
     <Page
       title={strings.nav.overview}
       intro={texts.intro}
-      actions={!isPaused && isAllowed('projects:PauseProject') && <PauseButton projectId={projectId} />}
+      actions={!isPaused && isAllowed(pauseProject) && <PauseButton projectId={projectId} />}
     >
       {system.data && <FailingChecks checks={system.data.checks} />}
       <Figures figures={figures} />
-      <Loaded query={turns} rows={3} action="generations:ListGenerations">
+      <Loaded query={turns} rows={3} operation={listGenerations}>
         {rows =>
           rows.length === 0 ? (
             <Notice
@@ -160,7 +162,7 @@ export function Overview() {
               title={texts.noTurns}
               color="indigo"
               action={
-                isAllowed('agents:CreateAgentGeneration') && (
+                isAllowed(createAgentGeneration) && (
                   <Button component={Link} to={`/p/${projectId}/playground`}>
                     {strings.agents.try}
                   </Button>

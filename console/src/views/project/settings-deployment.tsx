@@ -30,7 +30,7 @@ export function DeploymentSettings() {
           onChange={event => setFilters({ changed: event.currentTarget.checked ? '1' : undefined })}
         />
       </Group>
-      <Loaded query={settings} action="system:ListSettings" rows={8}>
+      <Loaded query={settings} operation={listSystemSettings} rows={8}>
         {rows => {
           const shown = rows.filter(
             ({ name, doc, set }) => (!filters.changed || set) && `${name} ${doc}`.toLowerCase().includes(wanted),

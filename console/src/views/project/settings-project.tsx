@@ -1,7 +1,7 @@
 import fields from 'fields:updateProject'
 import { Box, Group, Stack, Switch, Text, TextInput } from '@mantine/core'
 import type { Project } from '@muster/client'
-import { deleteProject, getProject, listModelRoutes, updateProject } from '@muster/client/operations'
+import { deleteProject, getProject, listModelRoutes, pauseProject, updateProject } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
@@ -57,7 +57,7 @@ export function ProjectSettings() {
     queryKey: ['model-routes', projectId, 'names'],
     queryFn: async ({ signal }) =>
       (await listModelRoutes(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed('model-routes:ListModelRoutes') === true,
+    enabled: isAllowed(listModelRoutes) === true,
   })
   const guardrails = useGuardrails(projectId)
   const options = {
@@ -65,7 +65,7 @@ export function ProjectSettings() {
     guardrail_ids: guardrails.choices,
   }
   return (
-    <Loaded query={project} action="projects:GetProject">
+    <Loaded query={project} operation={getProject}>
       {record => (
         <Stack gap="lg">
           <Group gap="sm">
@@ -82,7 +82,7 @@ export function ProjectSettings() {
                 project={record}
                 only={only}
                 options={options}
-                isReadOnly={!isAllowed('projects:UpdateProject')}
+                isReadOnly={!isAllowed(updateProject)}
               />
             </Section>
           ))}
@@ -91,8 +91,8 @@ export function ProjectSettings() {
               {texts.stopText}
             </Text>
             <Group gap="sm">
-              {!record.paused_at && isAllowed('projects:PauseProject') && <PauseButton projectId={projectId} />}
-              {isAllowed('projects:DeleteProject') && (
+              {!record.paused_at && isAllowed(pauseProject) && <PauseButton projectId={projectId} />}
+              {isAllowed(deleteProject) && (
                 <FormButton
                   label={texts.delete}
                   color="red"

@@ -3,6 +3,7 @@ import { Badge, Group, Stack, Text } from '@mantine/core'
 import type { AiProvider } from '@muster/client'
 import {
   checkAiProvider,
+  createAiProvider,
   deleteAiProvider,
   getEmbeddingConfig,
   listAiProviders,
@@ -19,10 +20,54 @@ import { Facts, Section } from '#components/record.tsx'
 import { SchemaForm, type Values } from '#components/schema-form.tsx'
 import { Loaded, Notice } from '#components/states.tsx'
 import { visible } from '#components/text.tsx'
-import { usePermissions, useProjectId } from '#projects.ts'
+import { type Permissions, usePermissions, useProjectId } from '#projects.ts'
 import * as strings from '#strings.ts'
 
 const texts = strings.settings
+
+const aiProviderColumns = (isAllowed: Permissions, key: unknown[]): Column<AiProvider>[] => [
+  {
+    title: texts.provider,
+    isWide: true,
+    cell: ({ name, provider, base_url }) => (
+      <>
+        <Text fw={600}>{visible(name)}</Text>
+        <Text size="sm" c="dimmed">
+          {provider} {base_url && visible(base_url)}
+        </Text>
+      </>
+    ),
+  },
+  {
+    title: strings.agents.model,
+    cell: ({ default_model }) => <span className="mono">{visible(default_model)}</span>,
+  },
+  {
+    title: strings.actions,
+    cell: provider => (
+      <RowActions>
+        {isAllowed(checkAiProvider) && <Check providerId={provider.id} />}
+        {isAllowed(updateAiProvider) && (
+          <FormButton
+            label={strings.edit}
+            size="xs"
+            variant="default"
+            form={close => <ProviderEdit provider={provider} onDone={close} />}
+          />
+        )}
+        {isAllowed(deleteAiProvider) && (
+          <ActionButton
+            label={strings.remove}
+            color="red"
+            question={texts.deleteProvider(visible(provider.name))}
+            run={async () => deleteAiProvider(api, { ai_provider_id: provider.id })}
+            stale={[key]}
+          />
+        )}
+      </RowActions>
+    ),
+  },
+]
 
 /** Model providers of the project with a check of each, and the embedding model of the deployment. */
 export function ProviderSettings() {
@@ -32,50 +77,8 @@ export function ProviderSettings() {
   const list = useList<AiProvider>(key, async (_, bounds, signal) =>
     listAiProviders(api, { project_id: projectId, ...bounds }, { signal }).page(),
   )
-  const columns: Column<AiProvider>[] = [
-    {
-      title: texts.provider,
-      isWide: true,
-      cell: ({ name, provider, base_url }) => (
-        <>
-          <Text fw={600}>{visible(name)}</Text>
-          <Text size="sm" c="dimmed">
-            {provider} {base_url && visible(base_url)}
-          </Text>
-        </>
-      ),
-    },
-    {
-      title: strings.agents.model,
-      cell: ({ default_model }) => <span className="mono">{visible(default_model)}</span>,
-    },
-    {
-      title: strings.keys.actions,
-      cell: provider => (
-        <RowActions>
-          {isAllowed('ai-providers:CheckAiProvider') && <Check providerId={provider.id} />}
-          {isAllowed('ai-providers:UpdateAiProvider') && (
-            <FormButton
-              label={strings.agents.edit}
-              size="xs"
-              variant="default"
-              form={close => <ProviderEdit provider={provider} onDone={close} />}
-            />
-          )}
-          {isAllowed('ai-providers:DeleteAiProvider') && (
-            <ActionButton
-              label={strings.remove}
-              color="red"
-              question={texts.deleteProvider(visible(provider.name))}
-              run={async () => deleteAiProvider(api, { ai_provider_id: provider.id })}
-              stale={[key]}
-            />
-          )}
-        </RowActions>
-      ),
-    },
-  ]
-  const create = isAllowed('ai-providers:CreateAiProvider') && (
+  const columns = aiProviderColumns(isAllowed, key)
+  const create = isAllowed(createAiProvider) && (
     <FormButton
       label={strings.provider.title}
       leftSection={<IconPlus size={16} />}
@@ -88,7 +91,7 @@ export function ProviderSettings() {
       <ListView
         label={texts.providers}
         list={list}
-        action="ai-providers:ListAiProviders"
+        operation={listAiProviders}
         columns={columns}
         empty={
           <Notice icon={<IconPlugConnected />} title={texts.noProvider} action={create} color="indigo">
@@ -96,7 +99,7 @@ export function ProviderSettings() {
           </Notice>
         }
       />
-      {isAllowed('embeddings:CreateEmbeddings') && <Embeddings />}
+      {isAllowed(getEmbeddingConfig) && <Embeddings />}
     </Stack>
   )
 }
@@ -129,7 +132,7 @@ function ProviderEdit({ provider, onDone }: { provider: AiProvider; onDone: () =
   const secrets = useQuery({
     queryKey: ['secrets', projectId, 'names'],
     queryFn: async ({ signal }) => listSecrets(api, { project_id: projectId }, { signal }).all({ max: 500 }),
-    enabled: isAllowed('secrets:ListSecrets') === true,
+    enabled: isAllowed(listSecrets) === true,
   })
   const save = useAction({
     run: async (values: Values) => updateAiProvider(api, { ai_provider_id: provider.id, ...values }),
@@ -160,7 +163,7 @@ function Embeddings() {
       <Text size="sm" c="dimmed">
         {texts.embeddingsText}
       </Text>
-      <Loaded query={config} action="embeddings:CreateEmbeddings" rows={1}>
+      <Loaded query={config} operation={getEmbeddingConfig} rows={1}>
         {({ configured, provider, model, dimensions, reindex }) =>
           configured ? (
             <Facts

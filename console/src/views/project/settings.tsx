@@ -1,3 +1,4 @@
+import { listAiProviders, listSystemSettings } from '@muster/client/operations'
 import { Page } from '#components/page.tsx'
 import { AddressTabs } from '#components/record.tsx'
 import { usePermissions, useProjectId } from '#projects.ts'
@@ -14,11 +15,11 @@ export function Settings() {
   const isAllowed = usePermissions(useProjectId())
   const tabs = [
     { value: 'project', title: texts.project, content: () => <ProjectSettings /> },
-    ...(isAllowed('ai-providers:ListAiProviders')
+    ...(isAllowed(listAiProviders)
       ? [{ value: 'providers', title: texts.providers, content: () => <ProviderSettings /> }]
       : []),
     { value: 'account', title: texts.account, content: () => <Account /> },
-    ...(isAllowed('system:ListSettings')
+    ...(isAllowed(listSystemSettings)
       ? [{ value: 'deployment', title: texts.deployment, content: () => <DeploymentSettings /> }]
       : []),
   ]

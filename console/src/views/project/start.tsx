@@ -2,9 +2,13 @@ import { Badge, Button, Card, Group, Modal, Progress, Stack, Text, ThemeIcon } f
 import { useDisclosure } from '@mantine/hooks'
 import {
   checkAiProvider,
+  createAgent,
+  createAgentGeneration,
+  createAiProvider,
   listAgents,
   listAiProviders,
   listDocuments,
+  listFiles,
   listGenerations,
   listProjectKeys,
   listTools,
@@ -21,7 +25,7 @@ import { ProviderForm } from '#components/provider-form.tsx'
 import { FailureAlert, Loading, Notice } from '#components/states.tsx'
 import { CopyText, TextButton, visible } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
-import { usePermissions, useProjectId } from '#projects.ts'
+import { type Operation, usePermissions, useProjectId } from '#projects.ts'
 import { useConfig } from '#session/gate.tsx'
 import * as strings from '#strings.ts'
 
@@ -87,14 +91,14 @@ export function Start() {
       action: firstProvider ? (
         <ProviderCheck id={firstProvider.id} />
       ) : (
-        isAllowed('ai-providers:CreateAiProvider') && <Button onClick={provider.open}>{texts.provider}</Button>
+        isAllowed(createAiProvider) && <Button onClick={provider.open}>{texts.provider}</Button>
       ),
     },
     {
       title: texts.agent,
       text: texts.agentText,
       isDone: has(agents),
-      action: !has(agents) && isAllowed('agents:CreateAgent') && (
+      action: !has(agents) && isAllowed(createAgent) && (
         <Button component={Link} to={`/p/${projectId}/agents/new`} variant={has(providers) ? 'filled' : 'default'}>
           {strings.agents.create}
         </Button>
@@ -104,7 +108,7 @@ export function Start() {
       title: texts.reply,
       text: texts.replyText,
       isDone: has(replies),
-      action: !has(replies) && has(agents) && isAllowed('agents:CreateAgentGeneration') && (
+      action: !has(replies) && has(agents) && isAllowed(createAgentGeneration) && (
         <Button component={Link} to={`/p/${projectId}/playground`}>
           {strings.agents.try}
         </Button>
@@ -132,8 +136,8 @@ export function Start() {
       ),
     },
   ]
-  const opener = (view: string, action: string, label: string) =>
-    isAllowed(action) && (
+  const opener = (view: string, operation: Operation, label: string) =>
+    isAllowed(operation) && (
       <Button component={Link} to={`/p/${projectId}/${view}`} variant="default">
         {label}
       </Button>
@@ -143,19 +147,19 @@ export function Start() {
       title: texts.document,
       text: texts.documentText,
       isDone: has(documents),
-      action: opener('files', 'files:GetFile', strings.nav.files),
+      action: opener('files', listFiles, strings.nav.files),
     },
     {
       title: texts.tool,
       text: texts.toolText,
       isDone: has(tools),
-      action: opener('tools', 'tools:ListTools', strings.nav.tools),
+      action: opener('tools', listTools, strings.nav.tools),
     },
     {
       title: texts.webhook,
       text: texts.webhookText,
       isDone: has(webhooks),
-      action: opener('webhooks', 'webhooks:ListWebhooks', strings.nav.webhooks),
+      action: opener('webhooks', listWebhooks, strings.nav.webhooks),
     },
   ]
   const done = steps.filter(({ isDone }) => isDone).length
