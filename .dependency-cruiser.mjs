@@ -182,6 +182,27 @@ export default {
       to: { path: '^(src|jobs|bin|test|scripts|client/(src|build))/' },
     },
     {
+      name: 'console-views-are-on-top',
+      comment: 'Only the router of the console imports views.',
+      severity: 'error',
+      from: { path: '^console/src/', pathNot: '^console/src/(router\\.tsx$|views/)' },
+      to: { path: '^console/src/views/' },
+    },
+    {
+      name: 'console-views-of-one-area',
+      comment: 'A view of the console imports views of its own area only.',
+      severity: 'error',
+      from: { path: '^console/src/views/([^/]+)/' },
+      to: { path: '^console/src/views/', pathNot: '^console/src/views/$1/' },
+    },
+    {
+      name: 'console-view-is-in-an-area',
+      comment: 'The views of an area of the navigation or of the service are one folder.',
+      severity: 'error',
+      from: {},
+      to: { path: '^console/src/views/', pathNot: '^console/src/views/[^/]+/[^/]+$' },
+    },
+    {
       name: 'no-client-in-the-application',
       comment: 'Web and workers start where nothing was built.',
       severity: 'error',

@@ -109,7 +109,7 @@ export function commandsOf(description: Description): Command[] {
       path,
       summary: operation.summary,
       description: operation.description,
-      action: operation['x-iam-action'],
+      action: operation['x-iam-action'] ?? undefined,
       codes: operation['x-error-codes'],
       fields,
       ...(sent[JSON_TYPE] && body.additionalProperties ? { open: true } : {}),

@@ -43,7 +43,7 @@ export type DescribedOperation = {
   responses: Record<string, Response>
   'x-command'?: string[]
   'x-alias-of'?: string
-  'x-iam-action'?: string
+  'x-iam-action': string | null
   'x-error-codes'?: string[]
   'x-flat'?: FlatField[]
   'x-paged'?: 'offset' | 'cursor'

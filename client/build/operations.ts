@@ -93,6 +93,7 @@ class Generator {
     const takesProject =
       flat.some(each => each.name === 'project_id' && each.in !== 'path') || form.properties?.project_id
     return {
+      action: operation['x-iam-action'] ?? undefined,
       body,
       query: requestBody && query.length > 0 ? query : undefined,
       // Not for changes: there it would change the record.

@@ -3,6 +3,8 @@ import { type FileInput, formOf, rawBody } from './form.ts'
 
 /** How the flat arguments of an operation become a request. */
 export type Shape = {
+  /** The action that a policy must allow. */
+  action?: string
   /** Default: JSON for POST, PUT and PATCH, none for GET and DELETE. `optional` is JSON that is absent without a field. */
   body?: 'none' | 'optional' | 'form' | 'file'
   /** Parameters of the query, of an operation with a body. */

@@ -10,7 +10,7 @@ const OFFERED = 500
 
 /** The policies of the deployment, for those who may list them: as options of a form, and by ID. */
 export function usePolicyNames(projectId: string) {
-  const mayList = usePermissions(projectId)('policies:ListPolicies') === true
+  const mayList = usePermissions(projectId)(listPolicies) === true
   const { data } = useQuery<Policy[]>({
     queryKey: ['policies', 'names'],
     queryFn: async ({ signal }) => listPolicies(api, {}, { signal }).all({ max: OFFERED }),
@@ -26,7 +26,7 @@ export function usePolicyNames(projectId: string) {
 
 /** The users of the deployment, for those who may list them. */
 export function useUserNames(projectId: string) {
-  const mayList = usePermissions(projectId)('users:ListUsers') === true
+  const mayList = usePermissions(projectId)(listUsers) === true
   const { data } = useQuery<User[]>({
     queryKey: ['users', 'names'],
     queryFn: async ({ signal }) => listUsers(api, {}, { signal }).all({ max: OFFERED }),

@@ -2,6 +2,7 @@ import type {
   Actor,
   Agent,
   AiProvider,
+  Client,
   Dataset,
   Eval,
   Formation,
@@ -26,7 +27,7 @@ import {
 import { useQuery } from '@tanstack/react-query'
 import { api } from './api.ts'
 import { visible } from './components/text.tsx'
-import { usePermissions } from './projects.ts'
+import { type Operation, usePermissions } from './projects.ts'
 import * as strings from './strings.ts'
 
 /** An option of a form or a filter. */
@@ -34,6 +35,7 @@ export type Choice = { value: string; label: string }
 
 type Named = { id: string; name: string | null }
 type Args = { project_id: string; limit: number }
+type Options = { signal: AbortSignal }
 
 /** Records of a kind that a form offers, and whose names are known. */
 const OFFERED = 100
@@ -41,15 +43,15 @@ const OFFERED = 100
 /** Makes a hook that reads the records of one kind. */
 function choicesOf<Row extends Named>(
   kind: string,
-  action: string,
-  read: (args: Args, options: { signal: AbortSignal }) => PromiseLike<{ data: Row[] }>,
+  list: Operation & ((client: Client, args: Args, options: Options) => { page(): PromiseLike<{ data: Row[] }> }),
 ) {
   /** Reads the records of a project. `choices` is empty while they load, and undefined if they cannot be listed. */
   return (projectId: string) => {
-    const mayList = usePermissions(projectId)(action)
+    const mayList = usePermissions(projectId)(list)
     const query = useQuery<Row[]>({
       queryKey: [kind, projectId, 'all'],
-      queryFn: async ({ signal }) => (await read({ project_id: projectId, limit: OFFERED }, { signal })).data,
+      queryFn: async ({ signal }) =>
+        (await list(api, { project_id: projectId, limit: OFFERED }, { signal }).page()).data,
       enabled: mayList === true,
       staleTime: 10_000,
     })
@@ -68,38 +70,16 @@ function choicesOf<Row extends Named>(
   }
 }
 
-export const useActors = choicesOf<Actor>('actors', 'actors:ListActors', (args, options) =>
-  listActors(api, args, options).page(),
-)
-export const useAgents = choicesOf<Agent>('agents', 'agents:ListAgents', (args, options) =>
-  listAgents(api, args, options).page(),
-)
-export const useDatasets = choicesOf<Dataset>('datasets', 'evaluations:ListDatasets', (args, options) =>
-  listDatasets(api, args, options).page(),
-)
-export const useEvals = choicesOf<Eval>('evals', 'evaluations:ListEvals', (args, options) =>
-  listEvals(api, args, options).page(),
-)
-export const useFormations = choicesOf<Formation>('formations', 'formations:ListFormations', (args, options) =>
-  listFormations(api, args, options).page(),
-)
-export const useGuardrails = choicesOf<Guardrail>('guardrails', 'guardrails:ListGuardrails', (args, options) =>
-  listGuardrails(api, args, options).page(),
-)
-export const useOrchestrations = choicesOf<Orchestration>(
-  'orchestrations',
-  'orchestrations:ListOrchestrations',
-  (args, options) => listOrchestrations(api, args, options).page(),
-)
-export const usePlaybooks = choicesOf<Playbook>('playbooks', 'playbooks:ListPlaybooks', (args, options) =>
-  listPlaybooks(api, args, options).page(),
-)
-export const useProviders = choicesOf<AiProvider>('ai-providers', 'ai-providers:ListAiProviders', (args, options) =>
-  listAiProviders(api, args, options).page(),
-)
-export const useTools = choicesOf<Tool>('tools', 'tools:ListTools', (args, options) =>
-  listTools(api, args, options).page(),
-)
+export const useActors = choicesOf<Actor>('actors', listActors)
+export const useAgents = choicesOf<Agent>('agents', listAgents)
+export const useDatasets = choicesOf<Dataset>('datasets', listDatasets)
+export const useEvals = choicesOf<Eval>('evals', listEvals)
+export const useFormations = choicesOf<Formation>('formations', listFormations)
+export const useGuardrails = choicesOf<Guardrail>('guardrails', listGuardrails)
+export const useOrchestrations = choicesOf<Orchestration>('orchestrations', listOrchestrations)
+export const usePlaybooks = choicesOf<Playbook>('playbooks', listPlaybooks)
+export const useProviders = choicesOf<AiProvider>('ai-providers', listAiProviders)
+export const useTools = choicesOf<Tool>('tools', listTools)
 
 /** Returns the patterns of events that webhooks and triggers may name. */
 export function useEventPatterns(isNeeded = true): string[] {

@@ -1,7 +1,7 @@
 import type { Me, OwnPermission, Project } from '@muster/client'
 import { getMe, listOwnPermissions, listProjects } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
-import { useParams } from '@tanstack/react-router'
+import { useIds } from './address.ts'
 import { api } from './api.ts'
 
 /** Projects that the switcher offers. */
@@ -18,7 +18,7 @@ export const useProjects = () =>
   })
 
 /** Returns the project of the address. */
-export const useProjectId = (): string => (useParams({ strict: false }) as { projectId: string }).projectId
+export const useProjectId = (): string => useIds().projectId
 
 const PAGE = 100
 
@@ -31,8 +31,14 @@ async function readPermissions(project_id: string | undefined, signal: AbortSign
   return [first, ...(await Promise.all(offsets.map(read)))].flatMap(({ data }) => data)
 }
 
-/** Returns a function that says whether the user may do an action in a project; undefined while that is not known. */
-export function usePermissions(projectId: string | undefined) {
+/** What the console needs to know of an operation to say whether the user may call it. */
+export type Operation = { readonly action: string | undefined }
+
+/** Says whether the user may call an operation; undefined while that is not known. */
+export type Permissions = (operation: Operation) => boolean | undefined
+
+/** Returns a function that says whether the user may call an operation in a project; undefined while that is not known. */
+export function usePermissions(projectId: string | undefined): Permissions {
   const { data, errorUpdateCount } = useQuery({
     queryKey: ['permissions', projectId],
     queryFn: async ({ signal }) => {
@@ -43,5 +49,5 @@ export function usePermissions(projectId: string | undefined) {
     staleTime: 60_000,
   })
   // Without an answer nothing is hidden, also while the query is repeated: the service decides on each request.
-  return (action: string): boolean | undefined => (data ? data.has(action) : errorUpdateCount > 0 || undefined)
+  return ({ action }) => action === undefined || (data ? data.has(action) : errorUpdateCount > 0 || undefined)
 }

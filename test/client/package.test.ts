@@ -98,6 +98,15 @@ describe('the package of the client', function () {
     assert.deepEqual(check(commands.map(command => `void ${exampleOf(command)}`).join('\n')), [])
   })
 
+  it('has the action of each operation, which policies allow', async () => {
+    const functions: any = await import('../../client/dist/generated/operations.js')
+    const operations = Object.values<any>(description.paths).flatMap(each => Object.values<any>(each))
+    const expected = new Map(operations.map(each => [each.operationId, each['x-iam-action'] ?? undefined]))
+    assert.equal(functions.listAgents.action, 'agents:ListAgents')
+    for (const [name, { action }] of Object.entries<any>(functions))
+      assert.equal(action, expected.get(expected.has(name) ? name : name.replace(/Stream$/, '')), name)
+  })
+
   it('compiles the examples of its page', () => {
     const blocks = [...read('docs/client.md').matchAll(/^```ts\n(.*?)^```$/gms)].map(match => match[1])
     assert.ok(blocks.length > 8)

@@ -116,7 +116,8 @@ describe('the files of the console', () => {
     return [...page.matchAll(/\/app\/assets\/([\w-]+\.(?:js|css))/g)].map(([, name]) => name)
   }
   const filesOfViews = (): string[] => {
-    const views = fs.readdirSync(path.join(dist, '../src/views')).map(name => name.replace(/\.tsx$/, ''))
+    const sources = fs.globSync('*/*.tsx', { cwd: path.join(dist, '../src/views') })
+    const views = sources.map(name => path.basename(name, '.tsx'))
     return fs.readdirSync(assets).filter(name => views.includes(name.replace(/-[\w-]{8}\.js$/, '')))
   }
 

@@ -3,7 +3,7 @@ import { useDisclosure } from '@mantine/hooks'
 import { notifications } from '@mantine/notifications'
 import { useMutation, useQueryClient } from '@tanstack/react-query'
 import type { ReactNode } from 'react'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { SubmitRow } from './schema-form.tsx'
 
 /** Keys of the queries that an action makes stale. */

@@ -1,6 +1,6 @@
 import { SimpleGrid, Stack, Text } from '@mantine/core'
 import type { Comparison } from '@muster/client'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { visible } from './text.tsx'
 import { Value } from './value.tsx'
 

@@ -2,7 +2,7 @@ import { Box, Group, Stack, Table, Text, useComputedColorScheme, VisuallyHidden 
 import { useEffect, useRef, useState } from 'react'
 import UPlot from 'uplot'
 import 'uplot/dist/uPlot.min.css'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { visible } from './text.tsx'
 
 export type ChartSeries = { name: string; values: number[] }

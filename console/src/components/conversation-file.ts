@@ -1,5 +1,5 @@
 import { exportConversation } from '@muster/client/operations'
-import { api } from '../api.ts'
+import { api } from '#api.ts'
 import { saveAs } from './save.ts'
 
 /** Saves the messages of a conversation, one JSON object a line. */

@@ -1,7 +1,7 @@
 import { Button } from '@mantine/core'
 import { IconRefresh } from '@tabler/icons-react'
 import type { ErrorComponentProps } from '@tanstack/react-router'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { FailureAlert, Notice } from './states.tsx'
 
 /** Shown for a view that failed. A chunk that is gone means that the deployment was upgraded. */

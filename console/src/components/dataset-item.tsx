@@ -1,9 +1,9 @@
 import { Stack, Textarea } from '@mantine/core'
-import { createDatasetItem } from '@muster/client/operations'
+import { createDatasetItem, listDatasets } from '@muster/client/operations'
 import { useState } from 'react'
-import { api } from '../api.ts'
-import { usePermissions, useProjectId } from '../projects.ts'
-import * as strings from '../strings.ts'
+import { api } from '#api.ts'
+import { usePermissions, useProjectId } from '#projects.ts'
+import * as strings from '#strings.ts'
 import { FormButton, useAction } from './actions.tsx'
 import { useDatasetSelect } from './dataset-select.tsx'
 import { SubmitRow } from './schema-form.tsx'
@@ -14,7 +14,7 @@ type Item = { input: string; expected: string; metadata?: Record<string, unknown
 /** Saves a question with its expected output as an item of a dataset. */
 export function DatasetItemButton({ item }: { item: Item }) {
   const isAllowed = usePermissions(useProjectId())
-  if (!isAllowed('evaluations:CreateDataset') || !isAllowed('evaluations:ListDatasets')) return null
+  if (!isAllowed(createDatasetItem) || !isAllowed(listDatasets)) return null
   return (
     <FormButton
       label={strings.datasetItem.save}

@@ -1,9 +1,9 @@
 import { Select, TextInput } from '@mantine/core'
 import { createDataset } from '@muster/client/operations'
 import { useState } from 'react'
-import { api } from '../api.ts'
-import { useDatasets } from '../choices.ts'
-import * as strings from '../strings.ts'
+import { api } from '#api.ts'
+import { useDatasets } from '#choices.ts'
+import * as strings from '#strings.ts'
 
 /** The field that names the dataset of new items: one of the project's, or a new one where there is none. */
 export function useDatasetSelect(projectId: string) {

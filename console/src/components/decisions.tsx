@@ -1,9 +1,9 @@
 import { Badge, type BadgeProps, Stack, Text } from '@mantine/core'
 import type { GuardrailEvaluation, StoredGuardrailEvaluation } from '@muster/client'
 import { listGuardrailEvaluations } from '@muster/client/operations'
-import { api } from '../api.ts'
-import { useProjectId } from '../projects.ts'
-import * as strings from '../strings.ts'
+import { api } from '#api.ts'
+import { useProjectId } from '#projects.ts'
+import * as strings from '#strings.ts'
 import { ChoiceField, type Column, ListView, RecordLink, useList } from './list.tsx'
 import { visible, When } from './text.tsx'
 import { Value } from './value.tsx'
@@ -60,7 +60,7 @@ export function Decisions({ of }: { of: { tool_id: string } | { guardrail_id: st
     <ListView
       label={strings.guardrails.decisionsTab}
       list={list}
-      action="guardrails:ListGuardrailEvaluations"
+      operation={listGuardrailEvaluations}
       columns={columns}
       fields={
         <ChoiceField

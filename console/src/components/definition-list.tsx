@@ -1,6 +1,8 @@
+import type { Client, List } from '@muster/client'
 import type { ReactNode } from 'react'
-import { usePermissions, useProjectId } from '../projects.ts'
-import * as strings from '../strings.ts'
+import { api } from '#api.ts'
+import { type Operation, usePermissions, useProjectId } from '#projects.ts'
+import * as strings from '#strings.ts'
 import { type Column, ListView, NameCell, type PageOf, SearchField, useList } from './list.tsx'
 import { Page } from './page.tsx'
 import { Notice } from './states.tsx'
@@ -14,19 +16,19 @@ export function DefinitionList<Row extends Definition>({
   kind,
   texts,
   icon,
-  actions,
-  read,
+  operations,
   column,
   create,
   isSearched = true,
 }: {
   /** Name of the view in the address, and of its queries. */
   kind: 'agents' | 'orchestrations' | 'playbooks' | 'workflows'
-  texts: { intro: string; empty: string; emptyText: string; name: string }
+  texts: { intro: string; empty: string; emptyText: string }
   icon: ReactNode
-  /** Permissions of the list and of the creation. */
-  actions: { list: string; create: string }
-  read: (args: Args, options: { signal: AbortSignal }) => Promise<PageOf<Row>>
+  operations: {
+    list: Operation & ((client: Client, args: Args, options: { signal: AbortSignal }) => List<Row, PageOf<Row>>)
+    create: Operation
+  }
   /** What a row shows besides name and version. */
   column: Column<Row>
   /** Creates a record. */
@@ -36,12 +38,12 @@ export function DefinitionList<Row extends Definition>({
 }) {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const list = useList<Row>([kind, projectId], ({ q }, bounds, signal) =>
-    read({ project_id: projectId, ...(isSearched ? { name: q } : {}), ...bounds }, { signal }),
+  const list = useList<Row>([kind, projectId], async ({ q }, bounds, signal) =>
+    operations.list(api, { project_id: projectId, ...(isSearched ? { name: q } : {}), ...bounds }, { signal }).page(),
   )
   const columns: Column<Row>[] = [
     {
-      title: texts.name,
+      title: strings.name,
       isWide: true,
       cell: ({ id, name, description }) => (
         <NameCell
@@ -52,16 +54,16 @@ export function DefinitionList<Row extends Definition>({
       ),
     },
     column,
-    { title: strings.agents.version, cell: ({ version }) => version },
-    { title: strings.agents.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
+    { title: strings.version, cell: ({ version }) => version },
+    { title: strings.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
   ]
-  const action = isAllowed(actions.create) && create
+  const action = isAllowed(operations.create) && create
   return (
     <Page title={strings.nav[kind]} intro={texts.intro} actions={action}>
       <ListView
         label={strings.nav[kind]}
         list={list}
-        action={actions.list}
+        operation={operations.list}
         columns={columns}
         fields={isSearched && <SearchField />}
         empty={

@@ -1,7 +1,7 @@
 import { Alert, Text } from '@mantine/core'
 import type { SystemStatus } from '@muster/client'
 import { IconAlertTriangle } from '@tabler/icons-react'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { visible } from './text.tsx'
 
 /** The checks of the deployment that fail; nothing if all pass. */

@@ -1,7 +1,7 @@
 import feedbackFields from 'fields:putGenerationFeedback'
 import { Badge, Group, Stack, Text } from '@mantine/core'
 import type { Feedback, FeedbackInput } from '@muster/client'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { type Stale, useAction } from './actions.tsx'
 import { SchemaForm } from './schema-form.tsx'
 import { visible } from './text.tsx'

@@ -1,6 +1,6 @@
 import { Code, Group, Stack, Text } from '@mantine/core'
-import { isObject } from '../json.ts'
-import * as strings from '../strings.ts'
+import { isObject } from '#json.ts'
+import * as strings from '#strings.ts'
 import { visible } from './text.tsx'
 import { Value } from './value.tsx'
 

@@ -4,8 +4,8 @@ import { downloadFile } from '@muster/client/operations'
 import { IconFileOff } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useEffect, useState } from 'react'
-import { api } from '../api.ts'
-import * as strings from '../strings.ts'
+import { api } from '#api.ts'
+import * as strings from '#strings.ts'
 import { Loaded } from './states.tsx'
 import { sizeText, visible } from './text.tsx'
 import { Value } from './value.tsx'
@@ -63,7 +63,7 @@ export function FilePreview({ file }: { file: FileRecord }) {
     gcTime: 0,
   })
   return (
-    <Loaded query={content} action="files:DownloadFile">
+    <Loaded query={content} operation={downloadFile}>
       {shown => {
         if (shown.kind === 'image') return <BlobImage blob={shown.blob} name={visible(file.filename)} />
         if (shown.kind === 'none')

@@ -1,10 +1,10 @@
 import { SegmentedControl, Stack } from '@mantine/core'
 import { type ReactNode, useState } from 'react'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { SchemaForm, type Values } from './schema-form.tsx'
 
 const jsonSchema = {
-  properties: { record: { type: 'object', title: strings.agents.json, description: strings.agents.jsonHelp } },
+  properties: { record: { type: 'object', title: strings.json, description: strings.agents.jsonHelp } },
   required: ['record'],
 }
 
@@ -32,7 +32,7 @@ export function FormOrJson({
         onChange={value => setMode(value as 'form' | 'json')}
         data={[
           { value: 'form', label: strings.agents.form },
-          { value: 'json', label: strings.agents.json },
+          { value: 'json', label: strings.json },
         ]}
         w="fit-content"
         aria-label={strings.agents.form}

@@ -1,7 +1,7 @@
 import { isMusterError } from '@muster/client'
 import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { type ReactNode, useState } from 'react'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import type { Stale } from './actions.tsx'
 import { Conflict } from './conflict.tsx'
 import type { Values } from './schema-form.tsx'

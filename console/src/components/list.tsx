@@ -3,9 +3,10 @@ import { IconSearch } from '@tabler/icons-react'
 import { type UseQueryResult, useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import type { ReactNode } from 'react'
-import { every } from '../api.ts'
-import type { Choice } from '../choices.ts'
-import * as strings from '../strings.ts'
+import { every } from '#api.ts'
+import type { Choice } from '#choices.ts'
+import type { Operation } from '#projects.ts'
+import * as strings from '#strings.ts'
 import { type Filters, useFilters } from './filters.ts'
 import { Loaded, NothingMatches } from './states.tsx'
 import { visible } from './text.tsx'
@@ -102,7 +103,7 @@ export function TableHead({ titles }: { titles: string[] }) {
 export function ListView<Row>({
   label,
   list: { query, filters, setFilters },
-  action,
+  operation,
   columns,
   fields,
   empty,
@@ -111,8 +112,8 @@ export function ListView<Row>({
 }: {
   label: string
   list: ListState<Row>
-  /** Permission that the list needs. */
-  action: string
+  /** The operation that reads the list. */
+  operation: Operation
   columns: Column<Row>[]
   /** Filters above the list. */
   fields?: ReactNode
@@ -126,7 +127,7 @@ export function ListView<Row>({
   return (
     <Stack gap="lg">
       {fields && <Group gap="sm">{fields}</Group>}
-      <Loaded query={query} action={action}>
+      <Loaded query={query} operation={operation}>
         {({ data, total }) => {
           if (data.length === 0 && applied.length > 0)
             return (

@@ -2,7 +2,7 @@ import { Anchor, Code, ScrollArea, Table, Text, Title } from '@mantine/core'
 import type { ReactNode } from 'react'
 import { memo } from 'react'
 import ReactMarkdown, { type Components } from 'react-markdown'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { isCostlyMarkdown, visible } from './untrusted.ts'
 import { Value } from './value.tsx'
 
@@ -61,7 +61,7 @@ const components: Components = {
 
 /** Text of a model or a user as Markdown, without HTML and without images; what is costly to parse is shown as text. */
 function Markdown({ text }: { text: string }) {
-  if (isCostlyMarkdown(text)) return <Value value={text} label={strings.value.text} />
+  if (isCostlyMarkdown(text)) return <Value value={text} label={strings.text} />
   return (
     <ReactMarkdown components={components} urlTransform={url => url} rehypePlugins={[showHidden]}>
       {text}

@@ -1,7 +1,7 @@
 import { Badge, Box, Card, Group, Text } from '@mantine/core'
 import type { SessionMessage } from '@muster/client'
 import { lazy, type ReactNode, Suspense } from 'react'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { visible, When } from './text.tsx'
 
 const Markdown = lazy(() => import('./markdown.tsx'))

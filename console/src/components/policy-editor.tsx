@@ -1,7 +1,7 @@
 import { Combobox, Textarea, useCombobox } from '@mantine/core'
 import { useRef } from 'react'
-import { useActions } from '../access.ts'
-import * as strings from '../strings.ts'
+import { useActions } from '#access.ts'
+import * as strings from '#strings.ts'
 
 /** Actions that a completion offers. */
 const OFFERED = 8
@@ -74,7 +74,7 @@ export function PolicyEditor({
         />
       </Combobox.Target>
       <Combobox.Dropdown hidden={offered.length === 0}>
-        <Combobox.Options aria-label={strings.policies.actionsOffered}>
+        <Combobox.Options aria-label={strings.actions}>
           {offered.map(({ action, description }) => (
             <Combobox.Option value={action} key={action}>
               <span className="mono">{action}</span> {description}

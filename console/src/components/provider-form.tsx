@@ -4,8 +4,8 @@ import { notifications } from '@mantine/notifications'
 import type { AiProviderInput } from '@muster/client'
 import { checkAiProvider, createAiProvider, createSecret } from '@muster/client/operations'
 import { useMutation, useQueryClient } from '@tanstack/react-query'
-import { api } from '../api.ts'
-import * as strings from '../strings.ts'
+import { api } from '#api.ts'
+import * as strings from '#strings.ts'
 import { FailureAlert } from './states.tsx'
 import { visible } from './text.tsx'
 
@@ -31,7 +31,7 @@ export function ProviderForm({ projectId, onDone }: { projectId: string; onDone:
   const form = useForm({
     initialValues: { name: '', provider: 'openai' as AiProviderInput['provider'], model: '', key: '', url: '' },
     validate: {
-      name: value => (value.trim() ? null : texts.name),
+      name: value => (value.trim() ? null : strings.name),
       model: value => (value.trim() ? null : texts.modelHelp),
     },
   })
@@ -64,7 +64,7 @@ export function ProviderForm({ projectId, onDone }: { projectId: string; onDone:
   return (
     <form onSubmit={form.onSubmit(values => connect.mutate(values))}>
       <Stack gap="md">
-        <TextInput label={texts.name} required data-autofocus {...form.getInputProps('name')} />
+        <TextInput label={strings.name} required data-autofocus {...form.getInputProps('name')} />
         <Select label={texts.provider} data={VENDORS} allowDeselect={false} {...form.getInputProps('provider')} />
         <TextInput label={texts.model} description={texts.modelHelp} required {...form.getInputProps('model')} />
         <PasswordInput

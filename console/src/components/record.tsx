@@ -1,6 +1,6 @@
 import { Card, Group, SimpleGrid, Stack, Tabs, Text, Title } from '@mantine/core'
 import type { ReactNode } from 'react'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { useFilters } from './filters.ts'
 import { CopyText } from './text.tsx'
 import { Value } from './value.tsx'

@@ -1,6 +1,6 @@
 import { Alert, Button, Code, CopyButton, Group, Stack } from '@mantine/core'
 import { IconAlertTriangle } from '@tabler/icons-react'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 
 /** A secret that is shown once: its form forgets it when it closes. */
 export function SecretOnce({ secret, notice, onDone }: { secret: string; notice: string; onDone: () => void }) {

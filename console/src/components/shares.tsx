@@ -1,11 +1,19 @@
 import createFields from 'fields:createShare'
 import { Badge, Group, Stack, Text } from '@mantine/core'
 import type { Share, ShareInput } from '@muster/client'
-import { acceptShare, createShare, listShares, resumeShare, revokeShare, suspendShare } from '@muster/client/operations'
+import {
+  acceptShare,
+  callTool,
+  createShare,
+  listShares,
+  resumeShare,
+  revokeShare,
+  suspendShare,
+} from '@muster/client/operations'
 import { IconShare } from '@tabler/icons-react'
-import { api } from '../api.ts'
-import { usePermissions, useProjectId, useProjects } from '../projects.ts'
-import * as strings from '../strings.ts'
+import { api } from '#api.ts'
+import { usePermissions, useProjectId, useProjects } from '#projects.ts'
+import * as strings from '#strings.ts'
 import { ActionButton, FormButton, useAction } from './actions.tsx'
 import { type Column, ListView, useList } from './list.tsx'
 import { SchemaForm } from './schema-form.tsx'
@@ -50,15 +58,15 @@ export function Shares({ resource }: { resource?: string }) {
       cell: ({ project_id, grantee }) =>
         project_id === projectId ? texts.to(nameOf(grantee)) : texts.from(nameOf(project_id)),
     },
-    { title: strings.documents.state, cell: share => <Badge variant="default">{stateOf(share)}</Badge> },
-    { title: strings.memory.expires, cell: ({ expires_at }) => <When at={expires_at} /> },
+    { title: strings.state, cell: share => <Badge variant="default">{stateOf(share)}</Badge> },
+    { title: strings.expires, cell: ({ expires_at }) => <When at={expires_at} /> },
     {
-      title: strings.documents.actions,
+      title: strings.actions,
       cell: share => {
         const { id, revoked_at, suspended_at, acceptance } = share
         if (revoked_at) return strings.none
         if (share.project_id !== projectId)
-          return acceptance || !isAllowed('shares:AcceptShare') ? (
+          return acceptance || !isAllowed(acceptShare) ? (
             strings.none
           ) : (
             <ActionButton
@@ -69,17 +77,17 @@ export function Shares({ resource }: { resource?: string }) {
           )
         return (
           <Group gap="xs">
-            {!suspended_at && isAllowed('shares:SuspendShare') && (
+            {!suspended_at && isAllowed(suspendShare) && (
               <ActionButton label={texts.suspend} run={async () => suspendShare(api, { share_id: id })} stale={stale} />
             )}
-            {suspended_at && isAllowed('shares:ResumeShare') && (
+            {suspended_at && isAllowed(resumeShare) && (
               <ActionButton
                 label={strings.shell.resume}
                 run={async () => resumeShare(api, { share_id: id })}
                 stale={stale}
               />
             )}
-            {isAllowed('shares:RevokeShare') && (
+            {isAllowed(revokeShare) && (
               <ActionButton
                 label={texts.revoke}
                 color="red"
@@ -93,7 +101,7 @@ export function Shares({ resource }: { resource?: string }) {
       },
     },
   ]
-  const create = resource && isAllowed('shares:CreateShare') && (
+  const create = resource && isAllowed(createShare) && (
     <FormButton
       label={texts.create}
       size="xs"
@@ -106,7 +114,7 @@ export function Shares({ resource }: { resource?: string }) {
       <ListView
         label={texts.title}
         list={list}
-        action="shares:ListShares"
+        operation={listShares}
         columns={columns}
         empty={
           <Notice icon={<IconShare />} title={texts.empty} action={create} color="indigo">
@@ -125,7 +133,13 @@ function ShareForm({ resource, onDone }: { resource: string; onDone: () => void 
   const others = (projects?.data ?? []).filter(({ id }) => id !== projectId)
   const create = useAction({
     run: async (values: Partial<ShareInput>) =>
-      createShare(api, { grantee: '', ...values, project_id: projectId, resource, actions: ['tools:CallTool'] }),
+      createShare(api, {
+        grantee: '',
+        ...values,
+        project_id: projectId,
+        resource,
+        actions: [callTool.action as string],
+      }),
     stale: [['shares', projectId]],
     onDone,
   })

@@ -16,10 +16,10 @@ import { listProjectKeys, simulatePolicies } from '@muster/client/operations'
 import { IconCircleCheck, IconCircleX } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useState } from 'react'
-import { useActions, usePolicyNames, useUserNames } from '../access.ts'
-import { api } from '../api.ts'
-import { useMe, usePermissions } from '../projects.ts'
-import * as strings from '../strings.ts'
+import { useActions, usePolicyNames, useUserNames } from '#access.ts'
+import { api } from '#api.ts'
+import { useMe, usePermissions } from '#projects.ts'
+import * as strings from '#strings.ts'
 import { useAction } from './actions.tsx'
 import { FailureAlert } from './states.tsx'
 import { visible } from './text.tsx'
@@ -43,7 +43,7 @@ export function Simulation({ projectId, unsaved }: { projectId: string; unsaved?
   const keys = useQuery({
     queryKey: ['keys', projectId, 'names'],
     queryFn: async ({ signal }) => listProjectKeys(api, { project_id: projectId }, { signal }).all({ max: 500 }),
-    enabled: isAllowed('project-keys:ListProjectKeys') === true,
+    enabled: isAllowed(listProjectKeys) === true,
     staleTime: 10_000,
   })
   const principals =

@@ -3,8 +3,9 @@ import { useTimeout } from '@mantine/hooks'
 import { IconAlertTriangle, IconFilterOff, IconLock, IconSearchOff } from '@tabler/icons-react'
 import type { UseQueryResult } from '@tanstack/react-query'
 import { type ReactNode, useEffect, useState } from 'react'
-import { failureOf } from '../api.ts'
-import * as strings from '../strings.ts'
+import { failureOf } from '#api.ts'
+import type { Operation } from '#projects.ts'
+import * as strings from '#strings.ts'
 import { CopyText, visible } from './text.tsx'
 
 /** A centred explanation with an action: empty lists, refusals, missing records. */
@@ -102,10 +103,10 @@ export function FailureAlert({
 }
 
 /** Says which permission is missing. */
-export function Refused({ action }: { action?: string }) {
+export function Refused({ operation }: { operation?: Operation }) {
   return (
     <Notice icon={<IconLock />} title={strings.refused.title} color="yellow">
-      {action ? strings.refused.needs(action) : strings.refused.general}
+      {operation?.action ? strings.refused.needs(operation.action) : strings.refused.general}
     </Notice>
   )
 }
@@ -155,19 +156,19 @@ export function Loading({ rows = 4 }: { rows?: number }) {
 /** Shows the data of a query, or the state that it is in. */
 export function Loaded<T>({
   query,
-  action,
+  operation,
   rows,
   children,
 }: {
   query: UseQueryResult<T>
-  /** Permission that the query needs, for the explanation of a refusal. */
-  action?: string
+  /** The operation of the query, for the explanation of a refusal. */
+  operation?: Operation
   rows?: number
   children: (data: T) => ReactNode
 }) {
   const { data, error, refetch } = query
   const status = error ? failureOf(error).status : undefined
-  if (status === 403) return <Refused action={action} />
+  if (status === 403) return <Refused operation={operation} />
   if (status === 404) return <NotFound />
   if (data === undefined)
     return error ? (

@@ -12,7 +12,7 @@ import {
   IconZzz,
   type TablerIcon,
 } from '@tabler/icons-react'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { visible } from './text.tsx'
 
 type Look = { icon: TablerIcon; color: string }

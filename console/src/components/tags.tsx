@@ -1,5 +1,5 @@
 import { Badge, Group, Text } from '@mantine/core'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { FormButton, type Stale, useAction } from './actions.tsx'
 import { SchemaForm } from './schema-form.tsx'
 import { visible } from './text.tsx'

@@ -1,6 +1,6 @@
 import { Code, ScrollArea, SimpleGrid, Stack, Text } from '@mantine/core'
 import { useMemo } from 'react'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { visible } from './text.tsx'
 import { Value } from './value.tsx'
 

@@ -1,5 +1,5 @@
 import { CopyButton, Text, UnstyledButton } from '@mantine/core'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { visible } from './untrusted.ts'
 
 export { visible }

@@ -1,6 +1,6 @@
 import { Code, Group, ScrollArea, Text } from '@mantine/core'
 import { lazy, Suspense, useMemo, useState } from 'react'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { saveAs } from './save.ts'
 import { CopyText, sizeText, TextButton, visible } from './text.tsx'
 

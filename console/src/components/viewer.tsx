@@ -2,7 +2,7 @@ import { Box, Button, Code, Group, Modal, Stack, Text, TextInput } from '@mantin
 import { IconChevronDown, IconDownload, IconSearch } from '@tabler/icons-react'
 import { useVirtualizer } from '@tanstack/react-virtual'
 import { useMemo, useRef, useState } from 'react'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { saveAs } from './save.ts'
 import { visible } from './text.tsx'
 

@@ -17,9 +17,9 @@ import {
   useReactFlow,
 } from '@xyflow/react'
 import { type KeyboardEvent, type MouseEvent, useMemo, useRef } from 'react'
-import { StatusIcon, statusColor } from '../components/status.tsx'
-import { visible } from '../components/text.tsx'
-import * as strings from '../strings.ts'
+import { StatusIcon, statusColor } from '#components/status.tsx'
+import { visible } from '#components/text.tsx'
+import * as strings from '#strings.ts'
 import { type Mark, MarkIcon, markColor } from './marks.tsx'
 import { NodeTypeIcon } from './node-type.tsx'
 import { type Layout, NODE_HEIGHT, NODE_WIDTH } from './shape.ts'

@@ -1,12 +1,12 @@
 import { Text } from '@mantine/core'
 import { type OrchestrationNode, parseExactJson, type RequiredAction } from '@muster/client'
 import { submitHumanInput } from '@muster/client/operations'
-import { api } from '../api.ts'
-import { type Stale, useAction } from '../components/actions.tsx'
-import { type ObjectSchema, SchemaForm, type Values } from '../components/schema-form.tsx'
-import { visible } from '../components/text.tsx'
-import { Value } from '../components/value.tsx'
-import * as strings from '../strings.ts'
+import { api } from '#api.ts'
+import { type Stale, useAction } from '#components/actions.tsx'
+import { type ObjectSchema, SchemaForm, type Values } from '#components/schema-form.tsx'
+import { visible } from '#components/text.tsx'
+import { Value } from '#components/value.tsx'
+import * as strings from '#strings.ts'
 
 /** Returns the names that expressions read of the answer of a node. */
 function fieldsRead(nodes: OrchestrationNode[], nodeId: string): string[] {

@@ -5,8 +5,8 @@ import type {
   OrchestrationRun,
   RequiredAction,
 } from '@muster/client'
-import { statusText } from '../components/status.tsx'
-import * as strings from '../strings.ts'
+import { statusText } from '#components/status.tsx'
+import * as strings from '#strings.ts'
 import type { GraphEdge, GraphNode } from './graph.tsx'
 
 /** An attempt of a node; one that came by the stream has no input and output yet. */

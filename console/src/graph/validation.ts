@@ -1,7 +1,7 @@
-import { validateOrchestration } from '@muster/client/operations'
+import { createOrchestration, updateOrchestration, validateOrchestration } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
-import { api } from '../api.ts'
-import { usePermissions } from '../projects.ts'
+import { api } from '#api.ts'
+import { usePermissions } from '#projects.ts'
 import type { Findings } from './definition.ts'
 
 const NOTHING: Findings = { problems: [], warnings: [] }
@@ -12,7 +12,7 @@ const NOTHING: Findings = { problems: [], warnings: [] }
  */
 export function useFindings(projectId: string, definition: object | null): { findings: Findings; error: unknown } {
   const isAllowed = usePermissions(projectId)
-  const mayWrite = isAllowed('orchestrations:CreateOrchestration') || isAllowed('orchestrations:UpdateOrchestration')
+  const mayWrite = isAllowed(createOrchestration) || isAllowed(updateOrchestration)
   const { data, error } = useQuery<Findings>({
     queryKey: ['orchestration-findings', projectId, mayWrite, JSON.stringify(definition)],
     queryFn: async ({ signal }) =>

@@ -1,5 +1,5 @@
 import type { GenerationListed, TraceNode, Transcript } from '@muster/client'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import type { Attempt, LiveRun } from './run-state.ts'
 
 export type ToolCall = {

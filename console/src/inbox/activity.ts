@@ -1,8 +1,8 @@
 import { streamActivity } from '@muster/client/operations'
 import { type QueryClient, useQueryClient } from '@tanstack/react-query'
-import { api, every } from '../api.ts'
-import { pause, readStream, useWhileVisible } from '../live.ts'
-import { usePermissions } from '../projects.ts'
+import { api, every } from '#api.ts'
+import { pause, readStream, useWhileVisible } from '#live.ts'
+import { usePermissions } from '#projects.ts'
 
 /** The first requests of a page come before the stream. */
 const START_MS = 3000
@@ -99,6 +99,6 @@ function follow(projectId: string, cache: QueryClient, signal: AbortSignal): voi
 /** Keeps the lists of a project up to date by its activity while the tab is visible. */
 export function useActivity(projectId: string | undefined): void {
   const cache = useQueryClient()
-  const isAllowed = usePermissions(projectId)('activity:ListActivity') === true
+  const isAllowed = usePermissions(projectId)(streamActivity) === true
   useWhileVisible(projectId, (id, signal) => follow(id, cache, signal), isAllowed)
 }

@@ -6,17 +6,17 @@ import { approveApproval, listApprovals, rejectApproval, resolveApprovals } from
 import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { useState } from 'react'
-import { api } from '../api.ts'
-import { FieldChanges } from '../components/field-changes.tsx'
-import { useFilters } from '../components/filters.ts'
-import { Pages, pageOf } from '../components/list.tsx'
-import { parseObject } from '../components/schema-form.tsx'
-import { FailureAlert, Loaded } from '../components/states.tsx'
-import { StatusBadge } from '../components/status.tsx'
-import { TextButton, visible, When } from '../components/text.tsx'
-import { Value } from '../components/value.tsx'
-import { usePermissions, useProjectId } from '../projects.ts'
-import * as strings from '../strings.ts'
+import { api } from '#api.ts'
+import { FieldChanges } from '#components/field-changes.tsx'
+import { useFilters } from '#components/filters.ts'
+import { Pages, pageOf } from '#components/list.tsx'
+import { parseObject } from '#components/schema-form.tsx'
+import { FailureAlert, Loaded } from '#components/states.tsx'
+import { StatusBadge } from '#components/status.tsx'
+import { TextButton, visible, When } from '#components/text.tsx'
+import { Value } from '#components/value.tsx'
+import { usePermissions, useProjectId } from '#projects.ts'
+import * as strings from '#strings.ts'
 import { InboxSection } from './section.tsx'
 import { ROWS, useApprovals } from './waiting.ts'
 
@@ -34,7 +34,7 @@ export function Approvals() {
   const { filters } = useFilters()
   const approvals = useApprovals(projectId, pageOf(filters))
   return (
-    <Loaded query={approvals} action="approvals:ListApprovals">
+    <Loaded query={approvals} operation={listApprovals}>
       {({ data, total }) =>
         total > 0 && (
           <>
@@ -42,7 +42,7 @@ export function Approvals() {
               <ApprovalList
                 rows={data.toSorted((one, other) => one.expires_at.localeCompare(other.expires_at))}
                 total={total}
-                mayDecide={isAllowed('approvals:ResolveApproval') === true}
+                mayDecide={isAllowed(approveApproval) === true}
               />
             )}
             <Pages total={total} rows={ROWS} />
@@ -198,7 +198,7 @@ function ApprovalCard({
               {row.previous_item_id && <Badge variant="default">{strings.inbox.rejectedBefore}</Badge>}
             </Group>
             <Text size="sm" c="dimmed" component="div">
-              {strings.inbox.expires} <When at={row.expires_at} />
+              {strings.expires} <When at={row.expires_at} />
             </Text>
           </Stack>
         </Group>
@@ -248,7 +248,7 @@ function ApprovalCard({
                   variant="default"
                   onClick={() => setEdited(edited === null ? JSON.stringify(proposed, null, 2) : null)}
                 >
-                  {edited === null ? strings.agents.edit : strings.cancel}
+                  {edited === null ? strings.edit : strings.cancel}
                 </Button>
               )}
             </>
@@ -317,7 +317,7 @@ function Decisions({ row }: { row: Approval }) {
         {isOpen ? strings.inbox.hideDecisions : strings.inbox.decisions}
       </TextButton>
       {isOpen && (
-        <Loaded query={decisions} action="approvals:ListApprovals" rows={1}>
+        <Loaded query={decisions} operation={listApprovals} rows={1}>
           {rows =>
             rows.length === 0 ? (
               <Text size="sm" c="dimmed">

@@ -6,6 +6,7 @@ import {
   getPlaybookVersion,
   getWorkflowVersion,
   skipPlaybookStep,
+  submitHumanInput,
   transitionTask,
   updateTask,
   uploadFile,
@@ -13,15 +14,15 @@ import {
 import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { type ReactNode, useState } from 'react'
-import { api } from '../api.ts'
-import { FormButton, useAction } from '../components/actions.tsx'
-import { type ObjectSchema, SchemaForm, type Values } from '../components/schema-form.tsx'
-import { Loaded } from '../components/states.tsx'
-import { visible, When } from '../components/text.tsx'
-import { Value } from '../components/value.tsx'
-import { HumanForm } from '../graph/human-form.tsx'
-import { usePermissions } from '../projects.ts'
-import * as strings from '../strings.ts'
+import { api } from '#api.ts'
+import { FormButton, useAction } from '#components/actions.tsx'
+import { type ObjectSchema, SchemaForm, type Values } from '#components/schema-form.tsx'
+import { Loaded } from '#components/states.tsx'
+import { visible, When } from '#components/text.tsx'
+import { Value } from '#components/value.tsx'
+import { HumanForm } from '#graph/human-form.tsx'
+import { usePermissions } from '#projects.ts'
+import * as strings from '#strings.ts'
 import type { PendingForm } from './waiting.ts'
 
 const STALE = [['forms'], ['approvals']]
@@ -105,7 +106,7 @@ function InputCard({ form, run, action }: CardOf<'input'> & { run: Orchestration
       form={form}
       title={action.prompt ?? strings.inbox.inputNeeded}
       about={`${strings.inbox.node} ${action.node_id}`}
-      mayAnswer={isAllowed('orchestrations:SubmitHumanInput') === true}
+      mayAnswer={isAllowed(submitHumanInput) === true}
       link={`/p/${run.project_id}/runs/${run.id}`}
       content={
         action.context &&
@@ -140,8 +141,8 @@ function StepCard({ form, execution }: CardOf<'step'> & { execution: PlaybookExe
   const { id, project_id, playbook_id, playbook_version, playbook_name, waiting_on } = execution
   const isAllowed = usePermissions(project_id)
   const stepKey = waiting_on?.step_key ?? ''
-  const mayComplete = isAllowed('playbooks:CompleteStep') === true
-  const mayRead = isAllowed('playbooks:GetPlaybookVersion') === true
+  const mayComplete = isAllowed(completePlaybookStep) === true
+  const mayRead = isAllowed(getPlaybookVersion) === true
   const version = useQuery<ManualStep[]>({
     queryKey: ['playbook-version', playbook_id, playbook_version],
     queryFn: async ({ signal }) => {
@@ -176,7 +177,7 @@ function StepCard({ form, execution }: CardOf<'step'> & { execution: PlaybookExe
               assign={async assignee => assignPlaybookStep(api, { execution_id: id, step_key: stepKey, assignee })}
             />
           )}
-          {step?.skippable && isAllowed('playbooks:SkipStep') && (
+          {step?.skippable && isAllowed(skipPlaybookStep) && (
             <TextFormButton
               label={strings.inbox.skip}
               field={strings.inbox.reason}
@@ -193,7 +194,7 @@ function StepCard({ form, execution }: CardOf<'step'> & { execution: PlaybookExe
           <StepForm executionId={id} stepKey={stepKey} step={step} projectId={project_id} onCancel={close} />
         )
         return mayRead ? (
-          <Loaded query={version} action="playbooks:GetPlaybookVersion" rows={1}>
+          <Loaded query={version} operation={getPlaybookVersion} rows={1}>
             {stepForm}
           </Loaded>
         ) : (
@@ -314,7 +315,7 @@ function TaskCard({ form, task, workflow }: CardOf<'task'> & { task: Task; workf
       title={task.title}
       about={`${workflow.name}: ${task.state}`}
       assignee={task.assignee}
-      mayAnswer={isAllowed('tasks:TransitionTask') === true && pending_transition === null}
+      mayAnswer={isAllowed(transitionTask) === true && pending_transition === null}
       link={`/p/${project_id}/workflows/${workflow_id}`}
       content={
         pending_transition ? (
@@ -324,7 +325,7 @@ function TaskCard({ form, task, workflow }: CardOf<'task'> & { task: Task; workf
         )
       }
       extra={
-        isAllowed('tasks:UpdateTask') && (
+        isAllowed(updateTask) && (
           <AssignButton
             assignee={task.assignee}
             assign={async assignee => updateTask(api, { task_id: id, assignee })}
@@ -336,7 +337,7 @@ function TaskCard({ form, task, workflow }: CardOf<'task'> & { task: Task; workf
         definition ? (
           <TaskForm task={task} definition={definition} onCancel={close} />
         ) : (
-          <Loaded query={version} action="workflows:GetWorkflowVersion" rows={1}>
+          <Loaded query={version} operation={getWorkflowVersion} rows={1}>
             {loaded => <TaskForm task={task} definition={loaded} onCancel={close} />}
           </Loaded>
         )
@@ -347,7 +348,7 @@ function TaskCard({ form, task, workflow }: CardOf<'task'> & { task: Task; workf
 
 /** The payload of a task by its schema, and the transition that takes it on. */
 function TaskForm({ task, definition, onCancel }: { task: Task; definition: Definition; onCancel: () => void }) {
-  const mayUpdate = usePermissions(task.project_id)('tasks:UpdateTask') === true
+  const mayUpdate = usePermissions(task.project_id)(updateTask) === true
   const offered = definition.transitions.filter(({ from }) => from.includes(task.state))
   const [transition, setTransition] = useState<string | null>(offered.length === 1 ? offered[0].name : null)
   const [note, setNote] = useState('')

@@ -18,9 +18,9 @@ import {
   listWorkflows,
 } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
-import { api, every, POLL_MS } from '../api.ts'
-import type { PageOf } from '../components/list.tsx'
-import { usePermissions } from '../projects.ts'
+import { api, every, POLL_MS } from '#api.ts'
+import type { PageOf } from '#components/list.tsx'
+import { usePermissions } from '#projects.ts'
 import { activityInterval } from './activity.ts'
 
 /** Rows of a list of the inbox. */
@@ -54,8 +54,6 @@ export type PendingForm = { id: string; until: string | null; since: string } & 
   | { kind: 'step'; execution: PlaybookExecution }
   | { kind: 'task'; task: Task; workflow: Workflow }
 )
-
-type Allowed = (action: string) => boolean | undefined
 
 const readInputs = async (projectId: string, signal: AbortSignal): Promise<PendingForm[]> => {
   const args = {
@@ -131,11 +129,11 @@ const byUrgency = (one: PendingForm, other: PendingForm): number =>
 
 /** Reads the forms that a person has to fill in. */
 export function useForms(projectId: string, { pollMs = POLL_MS }: { pollMs?: number } = {}) {
-  const isAllowed: Allowed = usePermissions(projectId)
+  const isAllowed = usePermissions(projectId)
   const sources = [
-    isAllowed('orchestrations:ListRuns') && readInputs,
-    isAllowed('playbooks:ListExecutions') && readSteps,
-    isAllowed('tasks:ListTasks') && isAllowed('workflows:ListWorkflows') && readTasks,
+    isAllowed(listRuns) && readInputs,
+    isAllowed(listPlaybookExecutions) && readSteps,
+    isAllowed(listTasks) && isAllowed(listWorkflows) && readTasks,
   ].filter(source => typeof source === 'function')
   return useQuery<PendingForm[]>({
     queryKey: ['forms', projectId, sources.length],
@@ -158,7 +156,7 @@ export const useApprovals = (projectId: string, page: number, limit = ROWS) =>
       return { data: data as Approval[], total }
     },
     placeholderData: previous => previous,
-    enabled: usePermissions(projectId)('approvals:ListApprovals') === true,
+    enabled: usePermissions(projectId)(listApprovals) === true,
     refetchInterval: activityInterval(projectId),
   })
 
@@ -175,7 +173,7 @@ export const useExceptions = (projectId: string, limit = 100) =>
       }
       return listExceptions(api, args, { signal }).page()
     },
-    enabled: usePermissions(projectId)('exceptions:ListExceptions') === true,
+    enabled: usePermissions(projectId)(listExceptions) === true,
     refetchInterval: activityInterval(projectId),
   })
 
@@ -191,7 +189,7 @@ export const useAttention = (projectId: string, limit = 100) =>
       ).page()
       return { data: data as Session[], total }
     },
-    enabled: usePermissions(projectId)('sessions:ListSessions') === true,
+    enabled: usePermissions(projectId)(listSessions) === true,
     refetchInterval: activityInterval(projectId),
   })
 

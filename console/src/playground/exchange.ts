@@ -2,7 +2,7 @@ import type { AgentTurnEvent } from '@muster/client'
 import { createAgentGenerationStream, submitAgentToolOutputsStream } from '@muster/client/operations'
 import { useQueryClient } from '@tanstack/react-query'
 import { useEffect, useRef, useState } from 'react'
-import { api } from '../api.ts'
+import { api } from '#api.ts'
 import { type Arrival, advanceAll, clientCalls, type Turn } from './turn.ts'
 
 type Stream = AsyncIterable<AgentTurnEvent> & { cancel(): Promise<void> }

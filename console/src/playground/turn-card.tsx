@@ -4,28 +4,31 @@ import type { StoredGuardrailEvaluation, Transcript } from '@muster/client'
 import {
   createDatasetItemFromGeneration,
   getGenerationTranscript,
+  getTrace,
+  getTraceTree,
+  listDatasets,
   listGuardrailEvaluations,
 } from '@muster/client/operations'
 import { IconRobot, IconSearch, IconShieldCheck, IconTool, IconUser } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { lazy, memo, Suspense, useState } from 'react'
-import { api } from '../api.ts'
-import { FormButton, useAction } from '../components/actions.tsx'
-import { useDatasetSelect } from '../components/dataset-select.tsx'
-import { SchemaForm } from '../components/schema-form.tsx'
-import { FailureAlert } from '../components/states.tsx'
-import { StreamingText } from '../components/streaming-text.tsx'
-import { CopyText, costText, durationText, TextButton, visible } from '../components/text.tsx'
-import { Value } from '../components/value.tsx'
-import { meant } from '../graph/human-form.tsx'
-import { callsOf, type ToolCall } from '../graph/waterfall.ts'
-import { usePermissions, useProjectId } from '../projects.ts'
-import { useConfig } from '../session/gate.tsx'
-import * as strings from '../strings.ts'
+import { api } from '#api.ts'
+import { FormButton, useAction } from '#components/actions.tsx'
+import { useDatasetSelect } from '#components/dataset-select.tsx'
+import { SchemaForm } from '#components/schema-form.tsx'
+import { FailureAlert } from '#components/states.tsx'
+import { StreamingText } from '#components/streaming-text.tsx'
+import { CopyText, costText, durationText, TextButton, visible } from '#components/text.tsx'
+import { Value } from '#components/value.tsx'
+import { meant } from '#graph/human-form.tsx'
+import { callsOf, type ToolCall } from '#graph/waterfall.ts'
+import { usePermissions, useProjectId } from '#projects.ts'
+import { useConfig } from '#session/gate.tsx'
+import * as strings from '#strings.ts'
 import { type ClientCall, clientCalls, type Step, settledSteps, type Turn } from './turn.ts'
 
-const Markdown = lazy(() => import('../components/markdown.tsx'))
+const Markdown = lazy(() => import('#components/markdown.tsx'))
 
 const texts = strings.playground
 
@@ -39,7 +42,7 @@ function useRecord(turn: Turn): { transcript?: Transcript; verdicts: StoredGuard
   const transcript = useQuery<Transcript>({
     queryKey: ['generation', id, 'transcript', settled, result?.status],
     queryFn: async ({ signal }) => getGenerationTranscript(api, { generation_id: id as string }, { signal }),
-    enabled: isTold && Boolean(isAllowed('generations:GetGeneration') && isAllowed('traces:GetTrace')),
+    enabled: isTold && Boolean(isAllowed(getGenerationTranscript) && isAllowed(getTrace)),
     placeholderData: previous => previous,
     staleTime: Number.POSITIVE_INFINITY,
   })
@@ -49,7 +52,7 @@ function useRecord(turn: Turn): { transcript?: Transcript; verdicts: StoredGuard
       const args = { project_id: projectId, generation_id: id, limit: 100 }
       return (await listGuardrailEvaluations(api, args, { signal }).page()).data
     },
-    enabled: isTold && isAllowed('guardrails:ListGuardrailEvaluations') === true,
+    enabled: isTold && isAllowed(listGuardrailEvaluations) === true,
     placeholderData: previous => previous,
     staleTime: Number.POSITIVE_INFINITY,
   })
@@ -251,18 +254,18 @@ for await (const piece of turn.text()) process.stdout.write(piece)`
             <Figure label={texts.cost} value={costText(result.usage.cost_usd)} />
           </>
         )}
-        {result && <Figure label={texts.version} value={String(result.agent_version)} />}
+        {result && <Figure label={strings.version} value={String(result.agent_version)} />}
       </Group>
       <Group gap="sm">
-        {generationId && isAllowed('traces:GetTraceTree') && (
+        {generationId && isAllowed(getTraceTree) && (
           <Button component={Link} to={`/p/${projectId}/traces/${generationId}`} variant="default" size="xs">
             {strings.runs.trace}
           </Button>
         )}
         {generationId &&
           result?.status === 'completed' &&
-          isAllowed('evaluations:CreateDataset') &&
-          isAllowed('evaluations:ListDatasets') && (
+          isAllowed(createDatasetItemFromGeneration) &&
+          isAllowed(listDatasets) && (
             <FormButton
               label={texts.saveItem}
               variant="default"

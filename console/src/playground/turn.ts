@@ -1,5 +1,5 @@
 import type { AgentTurnEvent, GenerateResult } from '@muster/client'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 
 export type Step =
   | { kind: 'model'; number: number; text: string; finish?: string | null; tokens?: number; cost?: number | null }

@@ -1,4 +1,4 @@
-import { anonymous } from '../api.ts'
+import { anonymous } from '#api.ts'
 
 /** Settings of the deployment that the page needs before anybody signs in. */
 export type ConsoleConfig = {

@@ -2,9 +2,9 @@ import { Combobox, Group, Modal, Text, useCombobox } from '@mantine/core'
 import { IconFolder } from '@tabler/icons-react'
 import { useNavigate } from '@tanstack/react-router'
 import { useEffect, useState } from 'react'
-import { visible } from '../components/text.tsx'
-import { usePermissions, useProjects } from '../projects.ts'
-import * as strings from '../strings.ts'
+import { visible } from '#components/text.tsx'
+import { usePermissions, useProjects } from '#projects.ts'
+import * as strings from '#strings.ts'
 import { maySee, NAVIGATION } from './navigation.ts'
 
 /** Opens a view or a project by its name. */

@@ -1,20 +1,20 @@
 import { Button, Stack, TextInput } from '@mantine/core'
 import { useForm } from '@mantine/form'
-import { createProject } from '@muster/client/operations'
+import { createProject, listProjects } from '@muster/client/operations'
 import { IconFolderPlus, IconLock } from '@tabler/icons-react'
 import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { Navigate, useNavigate } from '@tanstack/react-router'
-import { api } from '../api.ts'
-import { FailureAlert, Loaded, Notice } from '../components/states.tsx'
-import { useMe, useProjects } from '../projects.ts'
-import * as strings from '../strings.ts'
+import { api } from '#api.ts'
+import { FailureAlert, Loaded, Notice } from '#components/states.tsx'
+import { useMe, useProjects } from '#projects.ts'
+import * as strings from '#strings.ts'
 
 /** Leads to a project; to the form of the first one while there is none. */
 export function Home() {
   const projects = useProjects()
   const me = useMe()
   return (
-    <Loaded query={projects} action="projects:ListProjects">
+    <Loaded query={projects} operation={listProjects}>
       {({ data }) => {
         if (data.length > 0) return <Navigate to="/p/$projectId/start" params={{ projectId: data[0].id }} replace />
         if (me.data?.role !== 'admin')

@@ -1,4 +1,41 @@
 import {
+  aggregateUsage,
+  createAgentGeneration,
+  getOrchestrationQueueStats,
+  getProject,
+  listAgents,
+  listApprovals,
+  listAuditEntries,
+  listCases,
+  listConversations,
+  listDatasets,
+  listDocuments,
+  listEvals,
+  listEvents,
+  listExceptions,
+  listFiles,
+  listFormations,
+  listGenerations,
+  listGuardrails,
+  listMemoryStores,
+  listOauthGrants,
+  listOrchestrations,
+  listPlaybookExecutions,
+  listPlaybooks,
+  listPolicies,
+  listProjectKeys,
+  listRuns,
+  listSecrets,
+  listSessions,
+  listTasks,
+  listTools,
+  listTriggers,
+  listUsers,
+  listWebhooks,
+  listWorkflows,
+  searchKnowledge,
+} from '@muster/client/operations'
+import {
   IconAlarm,
   IconBolt,
   IconBrain,
@@ -34,24 +71,25 @@ import {
   IconZoomQuestion,
   type TablerIcon,
 } from '@tabler/icons-react'
-import * as strings from '../strings.ts'
+import type { Operation, Permissions } from '#projects.ts'
+import * as strings from '#strings.ts'
 
 type NavigationEntry = {
   name: string
   path: string
   icon: TablerIcon
-  /** Permission without which the view is not offered. */
-  action: string
-  /** Permissions each of which suffices as well. */
-  alsoActions?: string[]
+  /** The view is offered to those who may call this operation, */
+  operation: Operation
+  /** or one of these. */
+  otherOperations?: Operation[]
 }
 
 /** Whether a user may see a view; undefined while that is not known. */
 export function maySee(
-  { action, alsoActions = [] }: NavigationEntry,
-  isAllowed: (action: string) => boolean | undefined,
+  { operation, otherOperations = [] }: NavigationEntry,
+  isAllowed: Permissions,
 ): boolean | undefined {
-  return [action, ...alsoActions].map(isAllowed).find(allowed => allowed !== false) ?? isAllowed(action)
+  return [operation, ...otherOperations].map(isAllowed).find(allowed => allowed !== false) ?? isAllowed(operation)
 }
 
 const texts = strings.nav
@@ -61,53 +99,48 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
   {
     name: texts.groups.project,
     views: [
-      { name: texts.start, path: 'start', icon: IconRocket, action: 'projects:GetProject' },
-      { name: texts.overview, path: 'overview', icon: IconLayoutDashboard, action: 'generations:ListGenerations' },
+      { name: texts.start, path: 'start', icon: IconRocket, operation: getProject },
+      { name: texts.overview, path: 'overview', icon: IconLayoutDashboard, operation: listGenerations },
       {
         name: texts.inbox,
         path: 'inbox',
         icon: IconInbox,
-        action: 'approvals:ListApprovals',
-        alsoActions: [
-          'tasks:ListTasks',
-          'playbooks:ListExecutions',
-          'orchestrations:ListRuns',
-          'exceptions:ListExceptions',
-        ],
+        operation: listApprovals,
+        otherOperations: [listTasks, listPlaybookExecutions, listRuns, listExceptions],
       },
     ],
   },
   {
     name: texts.groups.build,
     views: [
-      { name: texts.agents, path: 'agents', icon: IconRobot, action: 'agents:ListAgents' },
-      { name: texts.playground, path: 'playground', icon: IconPlayerPlay, action: 'agents:CreateAgentGeneration' },
-      { name: texts.tools, path: 'tools', icon: IconTool, action: 'tools:ListTools' },
-      { name: texts.guardrails, path: 'guardrails', icon: IconShieldCheck, action: 'guardrails:ListGuardrails' },
-      { name: texts.datasets, path: 'datasets', icon: IconDatabase, action: 'evaluations:ListDatasets' },
-      { name: texts.evals, path: 'evals', icon: IconTestPipe, action: 'evaluations:ListEvals' },
+      { name: texts.agents, path: 'agents', icon: IconRobot, operation: listAgents },
+      { name: texts.playground, path: 'playground', icon: IconPlayerPlay, operation: createAgentGeneration },
+      { name: texts.tools, path: 'tools', icon: IconTool, operation: listTools },
+      { name: texts.guardrails, path: 'guardrails', icon: IconShieldCheck, operation: listGuardrails },
+      { name: texts.datasets, path: 'datasets', icon: IconDatabase, operation: listDatasets },
+      { name: texts.evals, path: 'evals', icon: IconTestPipe, operation: listEvals },
     ],
   },
   {
     name: texts.groups.knowledge,
     views: [
-      { name: texts.files, path: 'files', icon: IconFolder, action: 'files:GetFile' },
-      { name: texts.documents, path: 'documents', icon: IconFileText, action: 'documents:ListDocuments' },
-      { name: texts.search, path: 'search', icon: IconZoomQuestion, action: 'knowledge:SearchKnowledge' },
-      { name: texts.memory, path: 'memory', icon: IconBrain, action: 'memories:ListMemoryStores' },
+      { name: texts.files, path: 'files', icon: IconFolder, operation: listFiles },
+      { name: texts.documents, path: 'documents', icon: IconFileText, operation: listDocuments },
+      { name: texts.search, path: 'search', icon: IconZoomQuestion, operation: searchKnowledge },
+      { name: texts.memory, path: 'memory', icon: IconBrain, operation: listMemoryStores },
     ],
   },
   {
     name: texts.groups.conversations,
     views: [
-      { name: texts.sessions, path: 'sessions', icon: IconMessages, action: 'sessions:ListSessions' },
+      { name: texts.sessions, path: 'sessions', icon: IconMessages, operation: listSessions },
       {
         name: texts.conversations,
         path: 'conversations',
         icon: IconMessage2,
-        action: 'conversations:ListConversations',
+        operation: listConversations,
       },
-      { name: texts.traces, path: 'traces', icon: IconTimeline, action: 'generations:ListGenerations' },
+      { name: texts.traces, path: 'traces', icon: IconTimeline, operation: listGenerations },
     ],
   },
   {
@@ -117,35 +150,35 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
         name: texts.orchestrations,
         path: 'orchestrations',
         icon: IconHierarchy2,
-        action: 'orchestrations:ListOrchestrations',
+        operation: listOrchestrations,
       },
-      { name: texts.runs, path: 'runs', icon: IconPlayerTrackNext, action: 'orchestrations:ListRuns' },
-      { name: texts.workflows, path: 'workflows', icon: IconLayoutKanban, action: 'workflows:ListWorkflows' },
-      { name: texts.cases, path: 'cases', icon: IconBriefcase, action: 'cases:ListCases' },
-      { name: texts.playbooks, path: 'playbooks', icon: IconListCheck, action: 'playbooks:ListPlaybooks' },
-      { name: texts.triggers, path: 'triggers', icon: IconAlarm, action: 'triggers:ListTriggers' },
+      { name: texts.runs, path: 'runs', icon: IconPlayerTrackNext, operation: listRuns },
+      { name: texts.workflows, path: 'workflows', icon: IconLayoutKanban, operation: listWorkflows },
+      { name: texts.cases, path: 'cases', icon: IconBriefcase, operation: listCases },
+      { name: texts.playbooks, path: 'playbooks', icon: IconListCheck, operation: listPlaybooks },
+      { name: texts.triggers, path: 'triggers', icon: IconAlarm, operation: listTriggers },
     ],
   },
   {
     name: texts.groups.operate,
     views: [
-      { name: texts.usage, path: 'usage', icon: IconChartBar, action: 'usage:GetAggregate' },
-      { name: texts.webhooks, path: 'webhooks', icon: IconWebhook, action: 'webhooks:ListWebhooks' },
-      { name: texts.events, path: 'events', icon: IconBolt, action: 'events:ListEvents' },
-      { name: texts.formations, path: 'formations', icon: IconPackages, action: 'formations:ListFormations' },
-      { name: texts.queue, path: 'queue', icon: IconStack2, action: 'orchestrations:GetQueueStats' },
-      { name: texts.audit, path: 'audit', icon: IconHistory, action: 'audit:ListAuditEntries' },
-      { name: texts.settings, path: 'settings', icon: IconSettings, action: 'projects:GetProject' },
+      { name: texts.usage, path: 'usage', icon: IconChartBar, operation: aggregateUsage },
+      { name: texts.webhooks, path: 'webhooks', icon: IconWebhook, operation: listWebhooks },
+      { name: texts.events, path: 'events', icon: IconBolt, operation: listEvents },
+      { name: texts.formations, path: 'formations', icon: IconPackages, operation: listFormations },
+      { name: texts.queue, path: 'queue', icon: IconStack2, operation: getOrchestrationQueueStats },
+      { name: texts.audit, path: 'audit', icon: IconHistory, operation: listAuditEntries },
+      { name: texts.settings, path: 'settings', icon: IconSettings, operation: getProject },
     ],
   },
   {
     name: texts.groups.access,
     views: [
-      { name: texts.keys, path: 'keys', icon: IconKey, action: 'project-keys:ListProjectKeys' },
-      { name: texts.secrets, path: 'secrets', icon: IconLock, action: 'secrets:ListSecrets' },
-      { name: texts.policies, path: 'policies', icon: IconShieldCheck, action: 'policies:ListPolicies' },
-      { name: texts.users, path: 'users', icon: IconUsers, action: 'users:ListUsers' },
-      { name: texts.apps, path: 'apps', icon: IconPlugConnected, action: 'oauth:ListGrants' },
+      { name: texts.keys, path: 'keys', icon: IconKey, operation: listProjectKeys },
+      { name: texts.secrets, path: 'secrets', icon: IconLock, operation: listSecrets },
+      { name: texts.policies, path: 'policies', icon: IconShieldCheck, operation: listPolicies },
+      { name: texts.users, path: 'users', icon: IconUsers, operation: listUsers },
+      { name: texts.apps, path: 'apps', icon: IconPlugConnected, operation: listOauthGrants },
     ],
   },
 ]

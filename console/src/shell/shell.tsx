@@ -30,16 +30,16 @@ import {
 import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { Link, Outlet, useParams, useRouterState } from '@tanstack/react-router'
 import { useEffect, useRef } from 'react'
-import { api } from '../api.ts'
-import { Mark } from '../components/mark.tsx'
-import { Loading, Refused } from '../components/states.tsx'
-import { visible } from '../components/text.tsx'
-import { useActivity } from '../inbox/activity.ts'
-import { useWaiting } from '../inbox/waiting.ts'
-import { useMe, usePermissions, useProjects } from '../projects.ts'
-import { useConfig } from '../session/gate.tsx'
-import { signOut } from '../session/tokens.ts'
-import * as strings from '../strings.ts'
+import { api } from '#api.ts'
+import { Mark } from '#components/mark.tsx'
+import { Loading, Refused } from '#components/states.tsx'
+import { visible } from '#components/text.tsx'
+import { useActivity } from '#inbox/activity.ts'
+import { useWaiting } from '#inbox/waiting.ts'
+import { useMe, usePermissions, useProjects } from '#projects.ts'
+import { useConfig } from '#session/gate.tsx'
+import { signOut } from '#session/tokens.ts'
+import * as strings from '#strings.ts'
 import { CommandPalette } from './commands.tsx'
 import { GROUPS, maySee, NAVIGATION } from './navigation.ts'
 import { ProjectSwitcher } from './switcher.tsx'
@@ -54,7 +54,7 @@ const SCHEMES = [
 
 /** Frame of all views: header, navigation, and the view. */
 export function Shell() {
-  const { projectId } = useParams({ strict: false }) as { projectId?: string }
+  const { projectId } = useParams({ strict: false })
   const [isOpen, { toggle, close }] = useDisclosure()
   const [isPaletteOpen, palette] = useDisclosure()
   const main = useRef<HTMLElement>(null)
@@ -139,7 +139,7 @@ function PermittedView({ projectId, pathname }: { projectId: string; pathname: s
   if (!view) return <Outlet />
   const allowed = maySee(view, isAllowed)
   if (allowed === undefined) return <Loading />
-  return allowed ? <Outlet /> : <Refused action={view.action} />
+  return allowed ? <Outlet /> : <Refused operation={view.operation} />
 }
 
 /** Whether an address, with or without the base of the console, is that of a view or below it. */
@@ -241,7 +241,7 @@ function PausedBanner({ projectId }: { projectId: string }) {
     <Alert icon={<IconPlayerPause />} color="yellow" role="status">
       <Group justify="space-between">
         <Text size="sm">{texts.paused(project.pause_reason && visible(project.pause_reason))}</Text>
-        {isAllowed('projects:ResumeProject') && (
+        {isAllowed(resumeProject) && (
           <Button size="xs" variant="default" loading={resume.isPending} onClick={() => resume.mutate()}>
             {texts.resume}
           </Button>

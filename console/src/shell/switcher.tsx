@@ -3,9 +3,9 @@ import { useDisclosure } from '@mantine/hooks'
 import { IconPlus, IconSelector } from '@tabler/icons-react'
 import { useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
-import { visible } from '../components/text.tsx'
-import { useMe, useProjects } from '../projects.ts'
-import * as strings from '../strings.ts'
+import { visible } from '#components/text.tsx'
+import { useMe, useProjects } from '#projects.ts'
+import * as strings from '#strings.ts'
 import { ProjectForm } from './home.tsx'
 
 /** Projects that were opened last in this tab come first. */

@@ -8,6 +8,19 @@ export const saveWarning = 'Saved, with a warning'
 export const create = 'Create'
 export const edit = 'Edit'
 export const remove = 'Delete'
+export const expires = 'Expires'
+export const actions = 'Actions'
+export const name = 'Name'
+export const version = 'Version'
+export const updated = 'Updated'
+export const text = 'Text'
+export const status = 'Status'
+export const created = 'Created'
+export const json = 'JSON'
+export const record = 'Record'
+export const versions = 'Versions'
+export const state = 'State'
+export const started = 'Started'
 export const copy = 'Copy'
 export const copied = 'Copied'
 export const retry = 'Try again'
@@ -59,7 +72,6 @@ export const form = {
 } as const
 
 export const value = {
-  text: 'Text',
   open: 'Open whole',
   search: 'Find in the text',
   next: 'Next',

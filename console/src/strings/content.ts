@@ -4,10 +4,8 @@ export const files = {
   intro: 'Content of the project, by folder. Files become documents, which searches and agents read.',
   empty: 'No file yet',
   emptyText: 'Upload manuals, policies, prices, pictures. Ingested files are found by searches and agents.',
-  name: 'Name',
   type: 'Type',
   size: 'Size',
-  updated: 'Updated',
   document: 'Document',
   openDocument: 'Open document',
   folder: 'Folder',
@@ -50,7 +48,6 @@ export const documents = {
   fromFile: 'Upload a file',
   title: 'Title',
   folder: 'Folder, such as /manuals',
-  state: 'State',
   chunks: 'Chunks',
   status: {
     pending: 'Waiting',
@@ -59,7 +56,6 @@ export const documents = {
     failed: 'Failed',
     withdrawn: 'Withdrawn',
   },
-  text: 'Text',
   chunksOf: (count: number) => `Chunks (${count.toLocaleString()})`,
   reingest: 'Ingest again',
   withdraw: 'Withdraw',
@@ -88,7 +84,6 @@ export const documents = {
   characters: (from: number, to: number) => `Characters ${from.toLocaleString()} to ${to.toLocaleString()}`,
   notEmbedded: 'Not embedded yet',
   current: 'Current',
-  actions: 'Actions',
   show: 'Show text',
 } as const
 
@@ -185,7 +180,6 @@ export const memory = {
   deleteText: 'The fact is deleted. To keep what once held, invalidate it instead.',
   source: 'Source',
   sources: { manual: 'Written directly', conversation: 'Conversation' },
-  expires: 'Expires',
   history: 'History',
   noHistory: 'It has replaced no fact, and no fact has replaced it.',
   rule: 'Rule',

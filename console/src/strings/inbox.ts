@@ -52,7 +52,6 @@ export const inbox = {
   argumentsHelp: 'Edit them to approve another call than the proposed one.',
   why: 'Reason for the approval',
   impact: 'Expected effect',
-  expires: 'Expires',
   selected: (count: number) => `${count} selected`,
   approveMany: 'Approve selected',
   rejectMany: 'Reject selected',

@@ -29,7 +29,6 @@ export const start = {
 
 export const provider = {
   title: 'Connect a model provider',
-  name: 'Name',
   provider: 'Vendor',
   model: 'Default model',
   modelHelp: 'Used by agents that name no model, such as gpt-5.2 or claude-sonnet-5',

@@ -1,0 +1,321 @@
+import startFields from 'fields:startRun'
+import { Button, Drawer, Group, Select, Stack, Text } from '@mantine/core'
+import { useDisclosure } from '@mantine/hooks'
+import type { Orchestration, OrchestrationRun, OrchestrationVersion } from '@muster/client'
+import {
+  compareOrchestrationVersions,
+  deleteOrchestration,
+  getOrchestration,
+  getOrchestrationVersion,
+  listOrchestrationVersions,
+  listRuns,
+  restoreOrchestrationVersion,
+  startRun,
+  updateOrchestration,
+} from '@muster/client/operations'
+import { IconEdit, IconPlayerPlay, IconPlayerTrackNext } from '@tabler/icons-react'
+import { useQuery } from '@tanstack/react-query'
+import { useNavigate } from '@tanstack/react-router'
+import { useMemo } from 'react'
+import { useIds } from '#address.ts'
+import { api, POLL_MS } from '#api.ts'
+import { FormButton, useAction } from '#components/actions.tsx'
+import { Changes } from '#components/changes.tsx'
+import { useFilters } from '#components/filters.ts'
+import { ListView, useList } from '#components/list.tsx'
+import { Page } from '#components/page.tsx'
+import { AddressTabs, Section } from '#components/record.tsx'
+import { RemoveButton } from '#components/record-page.tsx'
+import { type ObjectSchema, SchemaForm } from '#components/schema-form.tsx'
+import { Loaded, Notice } from '#components/states.tsx'
+import { visible } from '#components/text.tsx'
+import { Value } from '#components/value.tsx'
+import { Versions } from '#components/versions.tsx'
+import { comparedGraph, definitionGraph, nodeOf } from '#graph/definition.ts'
+import { GraphPanel } from '#graph/graph-panel.tsx'
+import { NodeTypeIcon } from '#graph/node-type.tsx'
+import type { Definition } from '#graph/run-state.ts'
+import { useFindings } from '#graph/validation.ts'
+import { usePermissions, useProjectId } from '#projects.ts'
+import * as strings from '#strings.ts'
+import { FindingList, OrchestrationForm, readOrchestration } from './orchestration-form.tsx'
+import { runColumns } from './runs.tsx'
+
+/** An orchestration: its graph, its versions and its runs. */
+export function OrchestrationView() {
+  const { orchestrationId: id } = useIds()
+  const [isEditing, editing] = useDisclosure()
+  const query = useQuery({
+    queryKey: ['orchestration', id],
+    queryFn: ({ signal }) => readOrchestration(id, signal),
+    // Never replaces what is being edited.
+    enabled: !isEditing,
+  })
+  return (
+    <Loaded query={query} operation={getOrchestration}>
+      {first =>
+        isEditing ? (
+          <Page title={visible(first.record.name)}>
+            <OrchestrationForm first={first} onDone={editing.close} onCancel={editing.close} />
+          </Page>
+        ) : (
+          <OrchestrationPage record={first.record} onEdit={editing.open} />
+        )
+      }
+    </Loaded>
+  )
+}
+
+function OrchestrationPage({ record, onEdit }: { record: Orchestration; onEdit: () => void }) {
+  const isAllowed = usePermissions(useProjectId())
+  const actions = (
+    <>
+      <RemoveButton
+        operation={deleteOrchestration}
+        ids={{ orchestration_id: record.id }}
+        question={strings.orchestrations.deleteText}
+        stale={[['orchestrations'], ['runs']]}
+        list="orchestrations"
+      />
+      {isAllowed(updateOrchestration) && (
+        <Button variant="default" leftSection={<IconEdit size={16} />} onClick={onEdit}>
+          {strings.edit}
+        </Button>
+      )}
+      {isAllowed(startRun) && <StartButton record={record} />}
+    </>
+  )
+  return (
+    <Page title={visible(record.name)} intro={record.description && visible(record.description)} actions={actions}>
+      <AddressTabs
+        tabs={[
+          {
+            value: 'graph',
+            title: strings.runs.graph,
+            content: () => <CurrentGraph record={record} />,
+          },
+          {
+            value: 'versions',
+            title: strings.versions,
+            content: () => <OrchestrationVersions record={record} />,
+          },
+          ...(isAllowed(listRuns)
+            ? [{ value: 'runs', title: strings.nav.runs, content: () => <Runs record={record} /> }]
+            : []),
+          {
+            value: 'json',
+            title: strings.json,
+            content: () => <Value value={record} label={strings.json} />,
+          },
+        ]}
+      />
+    </Page>
+  )
+}
+
+/** Starts a run, with a form of the input schema where there is one. */
+function StartButton({ record: { id, input_schema } }: { record: Orchestration }) {
+  const projectId = useProjectId()
+  const navigate = useNavigate()
+  const schema = input_schema as ObjectSchema | null
+  const hasFields = Object.keys(schema?.properties ?? {}).length > 0
+  const start = useAction({
+    run: async (values: object) =>
+      startRun(api, { orchestration_id: id, ...(hasFields ? { input: { ...values } } : values) }),
+    stale: [['runs']],
+    message: strings.orchestrations.started,
+    onDone: (run: OrchestrationRun) => void navigate({ to: `/p/${projectId}/runs/${run.id}` }),
+  })
+  return (
+    <FormButton
+      label={strings.orchestrations.start}
+      leftSection={<IconPlayerPlay size={16} />}
+      form={close => (
+        <SchemaForm
+          schema={hasFields ? (schema as ObjectSchema) : startFields}
+          only={hasFields ? undefined : ['input']}
+          at={hasFields ? 'input' : undefined}
+          submitLabel={strings.orchestrations.start}
+          isPending={start.isPending}
+          error={start.error}
+          onSubmit={values => start.mutate(values)}
+          onCancel={close}
+        />
+      )}
+    />
+  )
+}
+
+/** The graph of the current version, with what the validator finds in it. */
+function CurrentGraph({ record }: { record: Orchestration }) {
+  const projectId = useProjectId()
+  const { filters, setFilters } = useFilters()
+  const { nodes, edges, input_schema, state_schema } = record
+  const { findings } = useFindings(projectId, {
+    nodes,
+    edges,
+    ...(input_schema ? { input_schema } : {}),
+    ...(state_schema ? { state_schema } : {}),
+  })
+  const graph = useMemo(() => definitionGraph(record, findings), [record, findings])
+  const select = (node?: string) => setFilters({ node })
+  const opened = nodes.find(({ id }) => id === filters.node)
+  if (nodes.length === 0) return <Notice icon={<IconPlayerTrackNext />} title={strings.orchestrations.noNodes} />
+  const all = [...findings.problems, ...findings.warnings]
+  return (
+    <Stack gap="lg">
+      <GraphPanel label={strings.runs.graph} graph={graph} selected={opened?.id ?? null} onSelect={id => select(id)} />
+      {all.length > 0 && (
+        <Section title={strings.orchestrations.findings}>
+          <FindingList findings={findings} definition={record} onSelect={select} />
+        </Section>
+      )}
+      <Drawer
+        opened={opened !== undefined}
+        onClose={() => select()}
+        position="right"
+        size="lg"
+        title={opened && <Text fw={600}>{visible(opened.id)}</Text>}
+        overlayProps={{ backgroundOpacity: 0.2 }}
+      >
+        {opened && (
+          <Stack gap="md">
+            <Group gap={6}>
+              <NodeTypeIcon type={opened.type} size={16} />
+              <Text size="sm" c="dimmed">
+                {visible(opened.type)}
+              </Text>
+            </Group>
+            {all
+              .filter(finding => nodeOf(finding, record) === opened.id)
+              .map(({ path, message }, index) => (
+                <Text size="sm" key={index}>
+                  <span className="mono">{visible(path)}</span> {visible(message)}
+                </Text>
+              ))}
+            <Value value={opened} label={strings.runs.definition} />
+          </Stack>
+        )}
+      </Drawer>
+    </Stack>
+  )
+}
+
+function OrchestrationVersions({ record: { id, version } }: { record: Orchestration }) {
+  const { filters, setFilters } = useFilters()
+  const isComparing = filters.from !== undefined && filters.to !== undefined
+  return (
+    <Versions
+      queryKey={['orchestration', id]}
+      current={version}
+      ids={{ orchestration_id: id }}
+      onCompare={(from, to) => setFilters({ from: String(from), to: String(to) })}
+      stale={[['orchestration', id], ['orchestrations']]}
+      operations={{ list: listOrchestrationVersions, restore: restoreOrchestrationVersion }}
+      above={rows => isComparing && <Comparison id={id} versions={rows} />}
+    />
+  )
+}
+
+const useVersion = (id: string, version: string) =>
+  useQuery<Definition>({
+    queryKey: ['orchestration', id, 'version', Number(version)],
+    queryFn: async ({ signal }) =>
+      (await getOrchestrationVersion(api, { orchestration_id: id, version }, { signal })).config as Definition,
+    staleTime: Number.POSITIVE_INFINITY,
+  })
+
+/** Two versions on one graph, and their differences as a list. */
+function Comparison({ id, versions }: { id: string; versions: OrchestrationVersion[] }) {
+  const { filters, setFilters } = useFilters()
+  const { from = '', to = '' } = filters
+  const before = useVersion(id, from)
+  const after = useVersion(id, to)
+  const comparison = useQuery({
+    queryKey: ['orchestration', id, 'compare', from, to],
+    queryFn: async ({ signal }) =>
+      compareOrchestrationVersions(api, { orchestration_id: id, from: Number(from), to: Number(to) }, { signal }),
+  })
+  const graph = useMemo(
+    () => (before.data && after.data ? comparedGraph(before.data, after.data) : undefined),
+    [before.data, after.data],
+  )
+  const choice = (name: 'from' | 'to', label: string) => (
+    <Select
+      label={label}
+      data={versions.map(({ version, label: note }) => ({
+        value: String(version),
+        label: `${version}${note ? ` – ${visible(note)}` : ''}`,
+      }))}
+      value={filters[name] ?? null}
+      onChange={value => setFilters({ [name]: value ?? undefined })}
+      allowDeselect={false}
+      w={{ base: '100%', xs: 200 }}
+    />
+  )
+  return (
+    <Section
+      title={strings.agents.differences(Number(from), Number(to))}
+      actions={
+        <Button variant="default" size="xs" onClick={() => setFilters({ from: undefined, to: undefined })}>
+          {strings.close}
+        </Button>
+      }
+    >
+      <Group gap="sm">
+        {choice('from', strings.agents.before)}
+        {choice('to', strings.agents.after)}
+      </Group>
+      <Loaded query={comparison} operation={getOrchestrationVersion}>
+        {({ changes }) => (
+          <Stack gap="lg">
+            {graph && (
+              <GraphPanel
+                label={strings.runs.graph}
+                graph={graph}
+                selected={filters.node ?? null}
+                onSelect={node => setFilters({ node })}
+              />
+            )}
+            <Changes changes={changes.filter(({ path }) => !filters.node || isAbout(path, filters.node))} />
+            {filters.node && (
+              <Group>
+                <Button variant="default" size="xs" onClick={() => setFilters({ node: undefined })}>
+                  {strings.orchestrations.allChanges}
+                </Button>
+              </Group>
+            )}
+          </Stack>
+        )}
+      </Loaded>
+    </Section>
+  )
+}
+
+/** Whether a change is one of a node. */
+const isAbout = (path: string, node: string): boolean => path === `nodes.${node}` || path.startsWith(`nodes.${node}.`)
+
+function Runs({ record: { id, name } }: { record: Orchestration }) {
+  const projectId = useProjectId()
+  const list = useList<OrchestrationRun>(
+    ['runs', projectId, id],
+    async (_, bounds, signal) => {
+      const args = { project_id: projectId, orchestration_id: id, view: 'summary' as const, ...bounds }
+      return listRuns(api, args, { signal }).page()
+    },
+    { pollMs: POLL_MS },
+  )
+  return (
+    <ListView
+      label={strings.nav.runs}
+      list={list}
+      operation={listRuns}
+      columns={runColumns(projectId, () => name)}
+      empty={
+        <Notice icon={<IconPlayerTrackNext />} title={strings.runs.empty} color="indigo">
+          {strings.runs.emptyText}
+        </Notice>
+      }
+    />
+  )
+}

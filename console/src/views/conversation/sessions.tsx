@@ -1,0 +1,165 @@
+import { Badge, Button, Group, Modal, Select, Stack, Text, TextInput } from '@mantine/core'
+import { useDisclosure } from '@mantine/hooks'
+import type { Session } from '@muster/client'
+import { createSession, listAgents, listSessions } from '@muster/client/operations'
+import { IconMessages, IconPlus } from '@tabler/icons-react'
+import { useMutation } from '@tanstack/react-query'
+import { useNavigate } from '@tanstack/react-router'
+import { useState } from 'react'
+import { api } from '#api.ts'
+import { useAgents } from '#choices.ts'
+import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '#components/list.tsx'
+import { Page } from '#components/page.tsx'
+import { SubmitRow } from '#components/schema-form.tsx'
+import { Notice, Refused } from '#components/states.tsx'
+import { visible, When } from '#components/text.tsx'
+import { usePermissions, useProjectId } from '#projects.ts'
+import * as strings from '#strings.ts'
+
+const texts = strings.sessions
+
+const POLL_MS = 10_000
+const STATUSES = ['open', 'closed', 'expired'] as const
+
+/** What a person should know of a session at a glance. */
+export function SessionBadges({
+  session,
+}: {
+  session: Pick<Session, 'control' | 'attention' | 'status' | 'generating_at'>
+}) {
+  const { control, attention, status, generating_at } = session
+  return (
+    <Group gap={6}>
+      {attention && (
+        <Badge color="red.9" variant="filled">
+          {texts.attention}
+        </Badge>
+      )}
+      {control === 'operator' && <Badge variant="default">{texts.operator}</Badge>}
+      {generating_at && <Badge variant="default">{texts.replying}</Badge>}
+      <Badge variant="default">{texts.status[status]}</Badge>
+    </Group>
+  )
+}
+
+const sessionColumns = (projectId: string): Column<Session>[] => [
+  {
+    title: strings.name,
+    isWide: true,
+    cell: ({ id, name }) => (
+      <>
+        <RecordLink to={`/p/${projectId}/sessions/${id}`}>{visible(name ?? texts.unnamed)}</RecordLink>
+        <Text size="xs" c="dimmed" className="mono">
+          {id}
+        </Text>
+      </>
+    ),
+  },
+  { title: strings.state, cell: session => <SessionBadges session={session} /> },
+  {
+    title: texts.activity,
+    cell: ({ last_activity_at, created_at }) => <When at={last_activity_at ?? created_at} />,
+  },
+]
+
+/** Sessions of a project. */
+export function Sessions() {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const navigate = useNavigate()
+  const [isCreating, creating] = useDisclosure()
+  const list = useList<Session>(
+    ['sessions', projectId],
+    async ({ q, status }, bounds, signal) => {
+      const chosen = STATUSES.filter(each => each === status)
+      return listSessions(api, { project_id: projectId, name: q, status: chosen, ...bounds }, { signal }).page()
+    },
+    { pollMs: POLL_MS },
+  )
+  const columns = sessionColumns(projectId)
+  const create = isAllowed(createSession) && (
+    <Button leftSection={<IconPlus size={16} />} onClick={creating.open}>
+      {texts.create}
+    </Button>
+  )
+  return (
+    <Page title={strings.nav.sessions} intro={texts.intro} actions={create}>
+      <ListView
+        label={strings.nav.sessions}
+        list={list}
+        operation={listSessions}
+        columns={columns}
+        fields={
+          <>
+            <SearchField />
+            <ChoiceField
+              name="status"
+              label={strings.status}
+              choices={STATUSES.map(value => ({ value, label: texts.status[value] }))}
+            />
+          </>
+        }
+        empty={
+          <Notice icon={<IconMessages />} title={texts.empty} action={create} color="indigo">
+            {texts.emptyText}
+          </Notice>
+        }
+      />
+      <Modal opened={isCreating} onClose={creating.close} title={texts.create}>
+        <SessionForm onDone={id => void navigate({ to: `/p/${projectId}/sessions/${id}` })} />
+      </Modal>
+    </Page>
+  )
+}
+
+function SessionForm({ onDone }: { onDone: (id: string) => void }) {
+  const projectId = useProjectId()
+  const [agentId, setAgentId] = useState<string | null>(null)
+  const [name, setName] = useState('')
+  const { rows: agents, choices, query } = useAgents(projectId)
+  const isAllowed = usePermissions(projectId)
+  const chosen = agentId ?? agents?.[0]?.id ?? null
+  const create = useMutation({
+    mutationFn: async (agent_id: string) =>
+      createSession(api, {
+        project_id: projectId,
+        agent_id,
+        auto_generate: true,
+        ...(name.trim() ? { name: name.trim() } : {}),
+      }),
+    onSuccess: ({ id }) => onDone(id),
+  })
+  if (isAllowed(listAgents) === false) return <Refused operation={listAgents} />
+  return (
+    <form
+      onSubmit={event => {
+        event.preventDefault()
+        if (chosen) create.mutate(chosen)
+      }}
+    >
+      <Stack gap="md">
+        <Select
+          label={texts.agent}
+          data={choices}
+          value={chosen}
+          onChange={setAgentId}
+          allowDeselect={false}
+          searchable
+          required
+        />
+        <TextInput
+          label={strings.name}
+          value={name}
+          onChange={event => setName(event.currentTarget.value)}
+          data-autofocus
+        />
+        <SubmitRow
+          label={strings.create}
+          isPending={create.isPending}
+          error={create.error ?? query.error}
+          disabled={!chosen}
+        />
+      </Stack>
+    </form>
+  )
+}

@@ -1,0 +1,235 @@
+import { Button, Card, SimpleGrid, Stack, Tabs, Text } from '@mantine/core'
+import { useDisclosure } from '@mantine/hooks'
+import type { Agent, AgentVersion } from '@muster/client'
+import {
+  compareAgentVersions,
+  createAgent,
+  createAgentGeneration,
+  deleteAgent,
+  getAgent,
+  listAgentVersions,
+  restoreAgentVersion,
+  updateAgent,
+} from '@muster/client/operations'
+import { IconEdit, IconPlayerPlay } from '@tabler/icons-react'
+import { useQuery } from '@tanstack/react-query'
+import { Link, useNavigate, useSearch } from '@tanstack/react-router'
+import type { ReactNode } from 'react'
+import { useIds } from '#address.ts'
+import { api } from '#api.ts'
+import { ActionButton, Question } from '#components/actions.tsx'
+import { DialogMenu } from '#components/dialog-menu.tsx'
+import { Page } from '#components/page.tsx'
+import { Loaded } from '#components/states.tsx'
+import { visible, When } from '#components/text.tsx'
+import { Value } from '#components/value.tsx'
+import { Versions } from '#components/versions.tsx'
+import { usePermissions, useProjectId } from '#projects.ts'
+import * as strings from '#strings.ts'
+import { AgentForm, readAgent } from './agent-form.tsx'
+import { Release } from './agent-release.tsx'
+
+const texts = strings.agents
+
+/** An agent: its record, its versions, and the form that changes it. */
+export function AgentView() {
+  const { agentId } = useIds()
+  const [isEditing, editing] = useDisclosure()
+  const agent = useQuery({
+    queryKey: ['agent', agentId],
+    queryFn: ({ signal }) => readAgent(agentId, signal),
+    // Never replaces what is being edited.
+    enabled: !isEditing,
+  })
+  return (
+    <Loaded query={agent} operation={getAgent}>
+      {first =>
+        isEditing ? (
+          <Page title={visible(first.record.name ?? texts.unnamed)}>
+            <AgentForm first={first} onDone={editing.close} onCancel={editing.close} />
+          </Page>
+        ) : (
+          <AgentPage agent={first.record} onEdit={editing.open} />
+        )
+      }
+    </Loaded>
+  )
+}
+
+function AgentActions({ agent, onEdit }: { agent: Agent; onEdit: () => void }) {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const navigate = useNavigate()
+  const { id } = agent
+  return (
+    <>
+      {isAllowed(createAgentGeneration) && (
+        <Button
+          component={Link}
+          to={`/p/${projectId}/playground?q=${id}`}
+          variant="default"
+          leftSection={<IconPlayerPlay size={16} />}
+        >
+          {texts.try}
+        </Button>
+      )}
+      {isAllowed(updateAgent) && (
+        <Button leftSection={<IconEdit size={16} />} onClick={onEdit}>
+          {strings.edit}
+        </Button>
+      )}
+      {isAllowed(deleteAgent) && (
+        <DialogMenu
+          label={strings.more}
+          entries={[
+            {
+              title: strings.remove,
+              content: close => (
+                <Question
+                  text={`${texts.delete(visible(agent.name ?? texts.unnamed))} ${texts.deleteText}`}
+                  label={strings.remove}
+                  color="red"
+                  run={async () => deleteAgent(api, { agent_id: id })}
+                  stale={[['agents']]}
+                  onDone={() => void navigate({ to: `/p/${projectId}/agents` })}
+                  close={close}
+                />
+              ),
+            },
+          ]}
+        />
+      )}
+    </>
+  )
+}
+
+function AgentPage({ agent, onEdit }: { agent: Agent; onEdit: () => void }) {
+  const { tab = 'record' } = useSearch({ strict: false })
+  const navigate = useNavigate()
+  const { name, description } = agent
+  return (
+    <Page
+      title={visible(name ?? texts.unnamed)}
+      intro={description && visible(description)}
+      actions={<AgentActions agent={agent} onEdit={onEdit} />}
+    >
+      <Tabs
+        value={tab}
+        onChange={next => void navigate({ to: '.', search: { tab: next ?? undefined }, replace: true })}
+        keepMounted={false}
+      >
+        <Tabs.List mb="lg">
+          <Tabs.Tab value="record">{strings.record}</Tabs.Tab>
+          <Tabs.Tab value="versions">{strings.versions}</Tabs.Tab>
+          <Tabs.Tab value="json">{strings.json}</Tabs.Tab>
+        </Tabs.List>
+        <Tabs.Panel value="record">
+          <Record agent={agent} />
+        </Tabs.Panel>
+        <Tabs.Panel value="versions">
+          <AgentVersions agent={agent} />
+        </Tabs.Panel>
+        <Tabs.Panel value="json">
+          <Value value={agent} label={strings.json} />
+        </Tabs.Panel>
+      </Tabs>
+    </Page>
+  )
+}
+
+function Field({ label, children }: { label: string; children: ReactNode }) {
+  return (
+    <Stack gap={2}>
+      <Text size="sm" c="dimmed">
+        {label}
+      </Text>
+      <Text component="div">{children}</Text>
+    </Stack>
+  )
+}
+
+function Record({ agent }: { agent: Agent }) {
+  const { tool_bindings: tools, guardrail_ids: guardrails } = agent
+  return (
+    <Stack gap="lg">
+      <Card withBorder padding="lg" radius="lg">
+        <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="lg">
+          <Field label={texts.model}>
+            {agent.model ? <span className="mono">{visible(agent.model)}</span> : texts.defaultModel}
+          </Field>
+          <Field label={strings.version}>{agent.version}</Field>
+          <Field label={texts.tools}>{tools?.length ?? 0}</Field>
+          <Field label={texts.guardrails}>{guardrails?.length ?? 0}</Field>
+          <Field label={texts.temperature}>{agent.temperature ?? texts.defaultValue}</Field>
+          <Field label={texts.maxSteps}>{agent.max_steps ?? texts.defaultValue}</Field>
+          <Field label={strings.created}>
+            <When at={agent.created_at} />
+          </Field>
+          <Field label={strings.updated}>
+            <When at={agent.updated_at} />
+          </Field>
+        </SimpleGrid>
+        <Text size="sm" c="dimmed" mt="lg">
+          {texts.id} <span className="mono">{agent.id}</span>
+        </Text>
+      </Card>
+      <Card withBorder padding="lg" radius="lg">
+        <Text fw={600} component="h2" size="md" mb="sm">
+          {texts.instructions}
+        </Text>
+        {agent.instructions ? (
+          <Text component="div" className="wrap">
+            {visible(agent.instructions)}
+          </Text>
+        ) : (
+          <Text c="dimmed">{texts.noInstructions}</Text>
+        )}
+      </Card>
+      {tools && tools.length > 0 && (
+        <Card withBorder padding="lg" radius="lg">
+          <Text fw={600} component="h2" size="md" mb="sm">
+            {texts.tools}
+          </Text>
+          <Value value={tools} label={texts.tools} />
+        </Card>
+      )}
+    </Stack>
+  )
+}
+
+/** Returns what part of the callers a version serves. */
+function served({ version: current, active_release: release }: Agent, version: number): string | null {
+  if (!release) return version === current ? texts.live : null
+  if (version === release.canary_version) return strings.release.canary
+  return version === release.stable_version ? strings.release.stable : null
+}
+
+function AgentVersions({ agent }: { agent: Agent }) {
+  const isAllowed = usePermissions(agent.project_id)
+  const navigate = useNavigate()
+  const mayTry = isAllowed(createAgent) && isAllowed(createAgentGeneration)
+  const trySide = ({ version, config }: AgentVersion) => (
+    <ActionButton
+      label={texts.trySide}
+      question={texts.trySideText(version)}
+      stale={[['agents']]}
+      run={async () => {
+        const name = texts.copyOf(agent.name ?? texts.unnamed, version)
+        const copy = await createAgent(api, { ...config, name, project_id: agent.project_id })
+        await navigate({ to: `/p/${agent.project_id}/playground`, search: { q: agent.id, beside: copy.id } })
+      }}
+    />
+  )
+  return (
+    <Versions
+      queryKey={['agent', agent.id]}
+      current={agent.version}
+      ids={{ agent_id: agent.id }}
+      stale={[['agent', agent.id]]}
+      operations={{ list: listAgentVersions, compare: compareAgentVersions, restore: restoreAgentVersion }}
+      stateOf={version => served(agent, version)}
+      extra={row => row.version !== agent.version && mayTry && trySide(row)}
+      above={rows => <Release agent={agent} versions={rows} />}
+    />
+  )
+}
