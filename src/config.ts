@@ -1,9 +1,11 @@
-import './settings.ts'
 import { type Config, ConfigError, type SettingProblem } from './core/base/config.ts'
-import { parseEnvironment } from './core/base/declared-settings.ts'
+import { declareSettings, parseEnvironment } from './core/base/declared-settings.ts'
 import { parseDatabaseUrl } from './core/db/database-url.ts'
 import { parseAllowHosts } from './core/net/allow-hosts.ts'
 import { parseNameServers } from './core/net/resolver.ts'
+import { settingDeclarations } from './settings.ts'
+
+declareSettings(settingDeclarations)
 
 /**
  * Returns the configuration of an environment; the syntax of special settings is not checked.

@@ -20,7 +20,7 @@ import { actorSettings } from './conversation/actors/settings.ts'
 import { conversationSettings } from './conversation/dialog/settings.ts'
 import { sessionSettings, streamSettings } from './conversation/sessions/settings.ts'
 import { apiSettings } from './core/api/settings.ts'
-import { declareSettings } from './core/base/declared-settings.ts'
+import type { SettingsDeclaration } from './core/base/setting.ts'
 import { faultSettings, processSettings } from './core/base/settings.ts'
 import { databaseSettings } from './core/db/settings.ts'
 import { docsSettings } from './core/docs/settings.ts'
@@ -58,11 +58,8 @@ import { aguiSettings } from './protocols/ag-ui/settings.ts'
 import { openaiSettings } from './protocols/openai/settings.ts'
 import { uiSettings } from './protocols/ui/settings.ts'
 
-/**
- * The settings of all modules, in the order of docs/operations.md, by group. Importing this file declares them; it loads no
- * module.
- */
-declareSettings([
+/** The settings of all modules, in the order of docs/operations.md, by group. This file loads no module. */
+export const settingDeclarations: readonly SettingsDeclaration[] = [
   // process
   processSettings,
   docsSettings,
@@ -144,4 +141,4 @@ declareSettings([
   embeddingPriceSettings,
   knowledgeSettings,
   recallSettings,
-])
+]

@@ -102,11 +102,11 @@ const filesBelow = (folder: string, extension: string): string[] =>
 
 const read = (file: string) => fs.readFileSync(path.join(root, file), 'utf8')
 
-/** The module of a file: a folder of an area, or of a folder that has nothing but a module.ts and folders. */
+/** The module of a file: a folder of an area, or of a folder that has nothing but folders, a module.ts and settings. */
 function moduleOf(file: string): string {
   const parts = path.dirname(file).split(path.sep).slice(1)
   const beside = fs.readdirSync(path.join(root, 'src', ...parts.slice(0, 2)), { withFileTypes: true })
-  const isDivided = beside.every(entry => entry.isDirectory() || entry.name === 'module.ts')
+  const isDivided = beside.every(entry => entry.isDirectory() || ['module.ts', 'settings.ts'].includes(entry.name))
   return parts.slice(0, isDivided ? 3 : 2).join('/')
 }
 

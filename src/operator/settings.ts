@@ -1,8 +1,10 @@
-import '#settings.ts'
 import fs from 'node:fs'
-import { settingRows } from '#core/base/declared-settings.ts'
+import { declareSettings, settingRows } from '#core/base/declared-settings.ts'
 import { settingGroupTitle, settingsMarkdown } from '#core/docs/setting-tables.ts'
+import { settingDeclarations } from '#settings.ts'
 import { CommandError, print, printJson, table } from './output.ts'
+
+declareSettings(settingDeclarations)
 
 const OPENING = '<!-- settings -->'
 const CLOSING = '<!-- /settings -->'
