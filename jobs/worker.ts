@@ -104,9 +104,13 @@ export async function startWorker(
     server.listen(config.WORKER_HEALTH_PORT, config.HOST, resolve)
   })
   const healthPort = portOf(server)
+  // It may have work already: a heartbeat that fails now is followed by others.
+  await beat().catch(error => log.warn({ err: error }, 'heartbeat failed'))
   log.info({ kinds, health_port: healthPort, instance: config.INSTANCE_ID }, 'worker is ready')
-  await beat()
-  const unserved = await listUnservedConcerns(services, config.WORKER_HEARTBEAT_STALE_MS)
+  const unserved = await listUnservedConcerns(services, config.WORKER_HEARTBEAT_STALE_MS).catch(error => {
+    log.warn({ err: error }, 'concerns without a worker are not known')
+    return []
+  })
   if (unserved.length > 0) log.warn({ concerns: unserved }, 'concerns without a worker')
   let stopping: Promise<void> | undefined
   return {
