@@ -64,7 +64,7 @@ export const floors = {
     'ingestion',
     'knowledge',
   ],
-  memory: ['(entries|facts|stores|.)'],
+  memory: [['entries', 'facts', 'stores', '.']],
   execution: [
     'providers',
     'model-routes',
@@ -79,7 +79,7 @@ export const floors = {
     'approvals',
     'memory-rules',
   ],
-  conversation: ['chats', 'actors', '(dialog|sessions)', 'feedback'],
+  conversation: ['chats', 'actors', ['dialog', 'sessions'], 'feedback'],
   automation: [
     'inbound',
     'cases',
@@ -110,13 +110,16 @@ const downward = areas.map((area, index) => ({
   to: { path: '^src/', pathNot: `^src/(${areas.slice(0, index + 1).join('|')})/` },
 }))
 
-/** The path of the files of a folder of an area; `.` are the files beside its folders. */
-const filesOf = (area, folder) =>
-  folder === '.' ? `^src/${area}/[^/]+$` : `^src/${area}/${folder.replace('|.)', '|[^/]+$)')}(/|$)`
+/** The path of the files of a folder of an area, or of several; `.` are the files beside its folders. */
+const filesOf = (area, folders) =>
+  `^src/${area}/(${[folders]
+    .flat()
+    .map(folder => (folder === '.' ? '[^/]+$' : `${folder}/`))
+    .join('|')})`
 
 const ascending = areas.flatMap(area =>
   floors[area].map((folder, index) => ({
-    name: `no-upward-import-from-${area}/${folder}`,
+    name: `no-upward-import-from-${area}/${[folder].flat().join('+')}`,
     comment: `src/${area}/${folder} may import ${floors[area].slice(0, index).join(', ') || 'no other folder'} of src/${area}.`,
     severity: 'error',
     from: { path: filesOf(area, folder) },
