@@ -1,4 +1,4 @@
-import { type ChildProcess, fork } from 'node:child_process'
+import type { ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
 import { realpathSync } from 'node:fs'
 import path from 'node:path'
@@ -7,6 +7,7 @@ import { fileURLToPath } from 'node:url'
 import { TextDecoder } from 'node:util'
 import type { RecordedFailure } from '#core/base/errors.ts'
 import { FairSemaphore } from '#core/base/fair-semaphore.ts'
+import { startConfined } from '#core/threads/confined-process.ts'
 import type { PageText } from '../index/chunks/model.ts'
 import { CharsetSample } from './charset.ts'
 import type { PdfAnswer, PdfRequest } from './pdf-process.ts'
@@ -185,12 +186,12 @@ export const READER_RIGHTS = [
 
 /** Starts a PDF process with an empty environment and READER_RIGHTS. It exits when its channel is closed. */
 function startReader(): Reader {
-  const child = fork(new URL('./pdf-process.ts', import.meta.url), [String(PDF_MEMORY_BYTES), PDFJS], {
-    env: {},
-    execArgv: ['--max-old-space-size=384', ...READER_RIGHTS],
-    stdio: ['pipe', 'ignore', 'ignore', 'ipc'],
-    serialization: 'advanced',
-  })
+  const program = new URL('./pdf-process.ts', import.meta.url)
+  const child = startConfined(
+    program,
+    [String(PDF_MEMORY_BYTES), PDFJS],
+    ['--max-old-space-size=384', ...READER_RIGHTS],
+  )
   const reader: Reader = { child }
   const removeIdle = () => {
     clearTimeout(reader.idleTimer)
@@ -199,11 +200,6 @@ function startReader(): Reader {
   }
   child.once('disconnect', removeIdle)
   child.once('exit', removeIdle)
-  // Errors of an active process are handled by its exit; an idle process is replaced.
-  child.on('error', () => {})
-  child.stdin?.on('error', () => {})
-  child.unref()
-  child.channel?.unref()
   return reader
 }
 

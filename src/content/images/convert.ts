@@ -1,4 +1,4 @@
-import { type ChildProcess, fork } from 'node:child_process'
+import type { ChildProcess } from 'node:child_process'
 import { createHash } from 'node:crypto'
 import { realpathSync } from 'node:fs'
 import path from 'node:path'
@@ -6,10 +6,11 @@ import { fileURLToPath } from 'node:url'
 import { LRUCache } from 'lru-cache'
 import { FairSemaphore } from '#core/base/fair-semaphore.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
+import { startConfined } from '#core/threads/confined-process.ts'
 import type { ImageAnswer, ImageRequest, ImageTarget } from './image-process.ts'
 
 /** A converted image, or why there is none. `unavailable`: the library cannot be loaded on this host. */
-export type ImageOutcome =
+type ImageOutcome =
   | { ok: true; data_base64: string; media_type: string; width: number; height: number }
   | { ok: false; reason: string; kind: 'refused' | 'failed' | 'unavailable' }
 
@@ -218,26 +219,15 @@ function startProcess(): ChildProcess | null {
   if (library === null) return null
   const monitor = here('../extract/pdf-monitor.ts')
   const args = [String(MEMORY_BYTES), library, monitor, String(LIBRARY_MISSING)]
-  const child = fork(here('./image-process.ts'), args, {
-    env: {},
-    execArgv: [
-      '--disable-warning=SecurityWarning',
-      '--max-old-space-size=256',
-      '--permission',
-      `--allow-fs-read=${here('./')}`,
-      `--allow-fs-read=${monitor}`,
-      // The library finds its binary and its dependencies in its own node_modules.
-      `--allow-fs-read=${path.resolve(library, '../../..')}/`,
-      '--allow-worker',
-      '--allow-addons',
-    ],
-    stdio: ['pipe', 'ignore', 'ignore', 'ipc'],
-    serialization: 'advanced',
-  })
-  // Errors of an active process are handled by its exit.
-  child.on('error', () => {})
-  child.stdin?.on('error', () => {})
-  child.unref()
-  child.channel?.unref()
-  return child
+  return startConfined(here('./image-process.ts'), args, [
+    '--disable-warning=SecurityWarning',
+    '--max-old-space-size=256',
+    '--permission',
+    `--allow-fs-read=${here('./')}`,
+    `--allow-fs-read=${monitor}`,
+    // The library finds its binary and its dependencies in its own node_modules.
+    `--allow-fs-read=${path.resolve(library, '../../..')}/`,
+    '--allow-worker',
+    '--allow-addons',
+  ])
 }

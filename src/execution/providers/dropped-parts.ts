@@ -2,6 +2,7 @@ import type { LanguageModelV4Source, LanguageModelV4ToolCall } from '@ai-sdk/pro
 import { storableText, truncateChars } from '#core/base/storable-text.ts'
 import type { ProviderType } from './model.ts'
 import type { ModelAnswer, ModelRequest, TokenLogprob, VendorNote } from './model-messages.ts'
+import { fieldsOf } from './vendor-json.ts'
 
 /** Bytes of the probabilities of an answer in JSON; further tokens have none. */
 const MAX_LOGPROB_BYTES = 256 * 1024
@@ -50,15 +51,15 @@ export class DroppedParts {
 
   /** Reads a whole body, or the body of an event. Vendors write both. */
   read(body: unknown): void {
-    const { type, choices, output, logprobs } = fields(body)
+    const { type, choices, output, logprobs } = fieldsOf(body)
     if (type === 'response.output_text.delta') this.#addLogprobs(logprobs)
     for (const choice of listOf(choices).slice(0, 1)) {
-      const { logprobs, delta, message } = fields(choice)
-      this.#addLogprobs(fields(logprobs).content)
-      this.#addSources(fields(delta ?? message).executed_tools)
+      const { logprobs, delta, message } = fieldsOf(choice)
+      this.#addLogprobs(fieldsOf(logprobs).content)
+      this.#addSources(fieldsOf(delta ?? message).executed_tools)
     }
     for (const item of listOf(output))
-      for (const part of listOf(fields(item).content)) this.#addLogprobs(fields(part).logprobs)
+      for (const part of listOf(fieldsOf(item).content)) this.#addLogprobs(fieldsOf(part).logprobs)
   }
 
   /** Returns what the answer has in addition, and a note if its probabilities are missing or incomplete. */
@@ -78,7 +79,7 @@ export class DroppedParts {
       if (this.#isCut) return
       const token = tokenOf(each)
       if (!token) continue
-      const top = listOf(fields(each).top_logprobs).slice(0, wanted.top)
+      const top = listOf(fieldsOf(each).top_logprobs).slice(0, wanted.top)
       const entry = { ...token, top_logprobs: top.flatMap(other => tokenOf(other) ?? []) }
       this.#bytes += Buffer.byteLength(JSON.stringify(entry))
       this.#isCut = this.#bytes > MAX_LOGPROB_BYTES
@@ -89,7 +90,7 @@ export class DroppedParts {
   #addSources(executed: unknown): void {
     if (!this.#wanted.tools) return
     for (const tool of listOf(executed)) {
-      const { type, search_results, browser_results } = fields(tool)
+      const { type, search_results, browser_results } = fieldsOf(tool)
       if (SEARCH.test(String(type)) && this.searches.length < MAX_SOURCES)
         this.searches.push({
           type: 'tool-call',
@@ -98,8 +99,8 @@ export class DroppedParts {
           input: '{}',
           providerExecuted: true,
         })
-      for (const page of [...listOf(fields(search_results).results), ...listOf(browser_results)]) {
-        const { url, title } = fields(page)
+      for (const page of [...listOf(fieldsOf(search_results).results), ...listOf(browser_results)]) {
+        const { url, title } = fieldsOf(page)
         if (typeof url !== 'string' || this.sources.length >= MAX_SOURCES) continue
         const named = typeof title === 'string' && title !== '' ? { title } : {}
         this.sources.push({ type: 'source', sourceType: 'url', id: `source-${this.sources.length}`, url, ...named })
@@ -110,13 +111,10 @@ export class DroppedParts {
 
 /** Returns a token with its probability; null for another value. */
 function tokenOf(value: unknown): Omit<TokenLogprob, 'top_logprobs'> | null {
-  const { token, logprob, bytes } = fields(value)
+  const { token, logprob, bytes } = fieldsOf(value)
   if (typeof token !== 'string' || typeof logprob !== 'number') return null
   const isBytes = Array.isArray(bytes) && bytes.length <= MAX_TOKEN && bytes.every(byte => Number.isInteger(byte))
   return { token: storableText(truncateChars(token, MAX_TOKEN)), logprob, bytes: isBytes ? bytes : null }
 }
-
-const fields = (value: unknown): Record<string, unknown> =>
-  typeof value === 'object' && value !== null ? (value as Record<string, unknown>) : {}
 
 const listOf = (value: unknown): unknown[] => (Array.isArray(value) ? value : [])

@@ -15,6 +15,7 @@ import { maskSecrets } from '#identity/secrets/mask.ts'
 import { type FailureClass, failureClassOf, isTransientClass } from './failure-class.ts'
 import { misconfiguredProvider } from './misconfigured.ts'
 import { retryAfter } from './retry-after.ts'
+import { fieldsOf } from './vendor-json.ts'
 
 /** Failure of an attempt, ready to be raised or recorded; `message` and `meta` contain no secrets. */
 export type ModelFailure = {
@@ -221,10 +222,8 @@ const MESSAGE_STATUSES: Record<string, number> = {
 
 /** Returns an error that a vendor sent in a stream. Vendors place its message and status differently. */
 function streamErrorOf(thrown: unknown): StreamError {
-  const fields = (value: unknown): Record<string, unknown> =>
-    typeof value === 'object' && value !== null ? (value as Record<string, unknown>) : {}
-  const outer = fields(thrown)
-  const inner = fields(fields(outer.response).error ?? outer.error)
+  const outer = fieldsOf(thrown)
+  const inner = fieldsOf(fieldsOf(outer.response).error ?? outer.error)
   const { message = outer.message } = inner
   const values = [inner, outer].flatMap(({ statusCode, status_code, status, code }) => [
     statusCode,

@@ -45,7 +45,7 @@ export const hasVendorTool = (api: OptionApi, tools: VendorTools | null, type: V
   PACKAGE_TOOLS[api]?.[type] !== undefined && tools?.some(tool => tool.type === type) === true
 
 /** A vendor's tool as its package takes it. */
-export type SentVendorTool = {
+type SentVendorTool = {
   type: 'provider'
   id: `${string}.${string}`
   name: string

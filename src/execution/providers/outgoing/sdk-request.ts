@@ -12,7 +12,7 @@ import { outgoingProfile } from './profile.ts'
 import { vendorPrompt } from './vendor-prompt.ts'
 
 /** A request in the form of the vendor's package. */
-export type SdkRequest = Pick<Outgoing, 'restore'> & {
+type SdkRequest = Pick<Outgoing, 'restore'> & {
   options: LanguageModelV4CallOptions
   /** Renamed, changed and omitted parts. */
   notes: VendorNote[]
