@@ -260,8 +260,9 @@ describe('runs in the console', function () {
 
   it('lists the nodes of a graph whose layout does not end, and draws the next one', async () => {
     const run = await start((await asking()).id)
-    const { page, problems } = await open('runs')
-    await page.clock.install()
+    const watched = await openConsole(suite.chromium, suite.app, at('runs'), 'ada', { hasClock: true })
+    suite.closeLater(watched)
+    const { page, problems } = watched
     await page.evaluate(`globalThis.post = Worker.prototype.postMessage; Worker.prototype.postMessage = () => {}`)
     await go(page, at(`runs/${run.id}`))
     await page.getByRole('tree', { name: 'Nodes' }).waitFor()

@@ -55,9 +55,11 @@ export async function openConsole(
   app: ConsoleApp,
   at: string,
   username: string,
-  options: BrowserContextOptions = {},
+  { hasClock = false, ...options }: BrowserContextOptions & { hasClock?: boolean } = {},
 ): Promise<Watched> {
   const watched = await openPage(chromium, [app.base], options)
+  // A clock starts at 0 for a moment: input that a page notes then is years old, and its user is signed out.
+  if (hasClock) await watched.page.clock.install()
   await watched.page.goto(`${app.base}/app${at}`)
   await signIn(watched.page, username)
   await watched.page.waitForURL(`**/app${at || '/p/**'}`)
