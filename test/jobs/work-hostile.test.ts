@@ -46,6 +46,25 @@ describe('durable work that cannot be settled', function () {
     assert.equal(body.data.filter(({ detail }: any) => detail?.kind === 'actor_purge').length, 1)
   })
 
+  it('is logged as such, with the error, if it cannot be requeued either', async () => {
+    const actor = (await app.key.post('/actors', { name: 'Bea' })).body.id
+    await refusingUpdates(
+      app.services,
+      'actor_purges',
+      `new.until is distinct from old.until or new.state = 'queued'`,
+      async refused => {
+        await app.key.post(`/actors/${actor}/purge-content`)
+        const { output } = await steady.start(app.databaseUrl, { LOG_LEVEL: 'info' }, ['snapshot'])
+        await refused(2)
+        const attempted = await eventually(() => output.find(line => line.includes('"outcome":"requeue_failed"')))
+        const { work, err } = JSON.parse(attempted)
+        assert.equal(work, 'actor.purge')
+        assert.match(err.message, /refused/)
+      },
+      { state: '57014' },
+    )
+  })
+
   it('does not keep a sweep from later items', async () => {
     const documents: string[] = []
     for (const name of ['first', 'second']) {

@@ -206,6 +206,16 @@ describe('the OpenAI mount: images and files', () => {
       assert.match(JSON.stringify(await lastSeen(described.requests)), /A grey cat/)
     })
 
+    it('are PDFs whose base64 is padded or not', async () => {
+      const { agentId, requests } = await reader(['text'])
+      const bytes = pdf(['The answer is forty-two'])
+      for (const padding of [0, 1, 2]) {
+        const padded = Buffer.concat([bytes, Buffer.alloc(padding, '\n')])
+        assert.equal((await ask(agentId, [user(document(padded))])).status, 200)
+        assert.match(JSON.stringify(await lastSeen(requests)), /forty-two/)
+      }
+    })
+
     it('of older turns are notes, and too many of one message are refused', async () => {
       const { agentId, requests } = await app.scripted(echo, { media: { max_parts_per_turn: 2, history_turns: 1 } })
       const old = user(text('old'), image(`${server.url}/cat.png`), image(DATA))

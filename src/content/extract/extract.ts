@@ -95,6 +95,8 @@ async function readPdf(
       return failure('INGESTION_FAILED', `Reading the PDF took longer than ${timeoutMs} ms`)
     case 'exited':
       return failure('INGESTION_FAILED', `The PDF process exited with ${outcome.exit}`, true)
+    case 'unusable':
+      return failure('INGESTION_FAILED', `Reading the PDF failed: ${outcome.reason}`, true)
   }
 }
 

@@ -1,10 +1,10 @@
-import { pathToFileURL } from 'node:url'
-import { answerRequests, programArguments } from '#core/threads/confined-program.ts'
-
 /**
  * Program that parses PDFs, which extract.ts starts; it sends the pages one by one. It has no secrets and may be killed at
  * any time.
  */
+import { pathToFileURL } from 'node:url'
+import { answerRequests, programArguments } from '#core/threads/confined-program.ts'
+
 /** `countOnly`: the pages are counted and not read. */
 export type PdfRequest = { maxPages: number; maxTextBytes: number; countOnly: boolean }
 export type PdfPage = { number: number; text: string }

@@ -128,6 +128,8 @@ class ImageConverter {
         return outcome.exit === LIBRARY_MISSING
           ? unavailable('the library cannot be loaded on this host')
           : failed(`the process ended with ${outcome.exit}`)
+      case 'unusable':
+        return failed(`the process cannot be used: ${outcome.reason}`)
     }
   }
 }

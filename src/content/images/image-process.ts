@@ -1,8 +1,8 @@
+/** Program that converts images, which convert.ts starts. It has no secrets and may be killed at any time. */
 import { pathToFileURL } from 'node:url'
 import type { Sharp } from 'sharp'
 import { answerRequests, programArguments } from '#core/threads/confined-program.ts'
 
-/** Program that converts images, which convert.ts starts. It has no secrets and may be killed at any time. */
 /** What an image must become: PNG or JPEG within these limits. Sides are in pixels. */
 export type ImageTarget = { maxSide: number; maxPixels: number; maxBytes: number }
 export type ImageAnswer =

@@ -25,11 +25,15 @@ export type ConfinedAnswer<Part, Answer> = { part: Part } | { end: Answer; isReu
 /** Size and bytes of a file. */
 export type Content = { size: number; pieces: AsyncIterable<Uint8Array> | Iterable<Uint8Array> }
 
-/** How a request ended; `exit`: code or signal of a process that ended for another reason, or why it could not be used. */
+/**
+ * How a request ended; `exit`: code or signal of a process that ended for another reason. `unusable`: it cannot be started, or
+ * takes no messages.
+ */
 export type ConfinedOutcome<Answer> =
   | { kind: 'answered'; answer: Answer }
   | { kind: 'timeout' | 'memory' }
   | { kind: 'exited'; exit: number | string | null }
+  | { kind: 'unusable'; reason: string }
 
 /** How long an idle process waits for the next request. */
 const IDLE_MS = 30_000
@@ -53,6 +57,8 @@ export class ConfinedProcesses<Request, Part, Answer> {
   readonly #program: ConfinedProgram
   /** Idle processes with their ends; never more than the requests that were active at the same time. */
   readonly #idle = new Map<ChildProcess, NodeJS.Timeout>()
+  readonly #active = new Set<ChildProcess>()
+  #isClosed = false
 
   constructor(program: ConfinedProgram) {
     this.#program = program
@@ -60,8 +66,8 @@ export class ConfinedProcesses<Request, Part, Answer> {
 
   /**
    * Sends a request with its content, and returns its answer.
-   * @param timeoutMs limit once the process has all of the content
-   * @throws the reason of the signal, errors of the pieces
+   * @param timeoutMs limit for the answer once the process has all of the content, and for each time that it accepts none of it
+   * @throws the reason of the signal, errors of the pieces, Error if they are not of the size
    */
   async run(
     request: Request,
@@ -70,8 +76,10 @@ export class ConfinedProcesses<Request, Part, Answer> {
   ): Promise<ConfinedOutcome<Answer>> {
     signal?.throwIfAborted()
     const child = this.#take()
+    this.#active.add(child)
     const ended = new AbortController()
     let isReusable = false
+    let isSent = false
     try {
       return await new Promise<ConfinedOutcome<Answer>>((resolve, reject) => {
         const on = (name: string, listener: (...values: any[]) => void) => {
@@ -87,25 +95,31 @@ export class ConfinedProcesses<Request, Part, Answer> {
         on('exit', (code: number | null, by: NodeJS.Signals | null) =>
           resolve(by === 'SIGUSR2' || by === 'SIGABRT' ? { kind: 'memory' } : { kind: 'exited', exit: by ?? code }),
         )
-        on('error', (error: Error) => resolve({ kind: 'exited', exit: error.message }))
+        on('error', (error: Error) => resolve({ kind: 'unusable', reason: error.message }))
         signal?.addEventListener('abort', () => reject(signal.reason), { signal: ended.signal })
-        child.send({ size: content.size, request } satisfies ConfinedRequest<Request>)
-        sendPieces(content.pieces, child.stdin as Writable, ended.signal).then(() => {
+        // A process that could not be forked has no channel, and emits its error later.
+        child.send?.({ size: content.size, request } satisfies ConfinedRequest<Request>)
+        sendContent(content, child.stdin as Writable, timeoutMs, ended.signal).then(isAccepted => {
+          isSent = isAccepted
           if (ended.signal.aborted) return
+          if (!isAccepted) return resolve({ kind: 'timeout' })
           const timer = setTimeout(() => resolve({ kind: 'timeout' }), timeoutMs)
           ended.signal.addEventListener('abort', () => clearTimeout(timer))
         }, reject)
       })
     } finally {
       ended.abort()
-      if (isReusable) this.#keep(child)
+      this.#active.delete(child)
+      // What is left of a content would be taken for the next one.
+      if (isReusable && isSent && !this.#isClosed) this.#keep(child)
       else child.kill('SIGKILL')
     }
   }
 
-  /** Kills the idle processes. */
+  /** Kills all processes; active requests end as `exited`. */
   close(): void {
-    for (const child of [...this.#idle.keys()]) {
+    this.#isClosed = true
+    for (const child of [...this.#idle.keys(), ...this.#active]) {
       this.#forget(child)
       child.kill('SIGKILL')
     }
@@ -148,10 +162,28 @@ function start(program: ConfinedProgram): ChildProcess {
   return child
 }
 
-/** Writes pieces with backpressure until the end or until `signal` aborts. Throws errors of the pieces. */
-async function sendPieces(pieces: Content['pieces'], target: Writable, signal: AbortSignal): Promise<void> {
+/**
+ * Writes a content with backpressure until its end or until `signal` aborts. False if the process accepts none of it for
+ * `timeoutMs`.
+ * @throws errors of the pieces, Error if they are not of the size
+ */
+async function sendContent(
+  { size, pieces }: Content,
+  target: Writable,
+  timeoutMs: number,
+  signal: AbortSignal,
+): Promise<boolean> {
+  let left = size
   for await (const piece of pieces) {
-    if (signal.aborted) return
-    if (!target.write(piece)) await once(target, 'drain', { signal }).catch(() => {})
+    if (signal.aborted) return false
+    left -= piece.length
+    if (left < 0) break
+    if (target.write(piece) || left === 0) continue
+    const limit = AbortSignal.timeout(timeoutMs)
+    // The pipe of a process that ended fails; its exit aborts `signal`.
+    await once(target, 'drain', { signal: AbortSignal.any([signal, limit]) }).catch(() => {})
+    if (limit.aborted) return false
   }
+  if (left !== 0) throw new Error(`the content has ${left > 0 ? 'fewer' : 'more'} than ${size} bytes`)
+  return true
 }

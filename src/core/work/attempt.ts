@@ -161,7 +161,17 @@ class AttemptClaim<Row, Columns> {
   /** Requeues the item for the redelivery of its message, without counting the attempt. False if the claim is lost. */
   requeueUncounted(): Promise<boolean> {
     const { services, signal } = this.#context
-    const requeue = () => this.#options.table.requeue(services.pool, this.#claim, { delayMs: 0, failed: false })
+    let isUnanswered = false
+    const requeue = async () => {
+      try {
+        const isHeld = await this.#options.table.requeue(services.pool, this.#claim, { delayMs: 0, failed: false })
+        // A write whose answer was lost may have requeued the item.
+        return isHeld || isUnanswered
+      } catch (error) {
+        isUnanswered = true
+        throw error
+      }
+    }
     return retryWhileUnavailable(requeue, { signal })
   }
 
@@ -218,8 +228,14 @@ export async function runAttempt<Row, Columns>(
   const item = new AttemptClaim(context, message, claimed, options)
   const log = (fields: AttemptFields, error?: unknown): void =>
     logAttempt(services.log, name, started, { ...options.ids(entity, claim), attempt: claim.claims, ...fields }, error)
-  const requeueUncounted = async (): Promise<void> =>
-    log({ outcome: (await item.requeueUncounted()) ? 'requeued' : 'claim_lost' })
+  const requeueUncounted = async (): Promise<void> => {
+    try {
+      log({ outcome: (await item.requeueUncounted()) ? 'requeued' : 'claim_lost' })
+    } catch (failure) {
+      // The redelivery of the message counts the attempt as lost.
+      log({ outcome: 'requeue_failed' }, failure)
+    }
+  }
   const watch = setInterval(() => item.watch(), options.leaseMs / 3)
   try {
     await injectFault(services, `${name}/claimed`)

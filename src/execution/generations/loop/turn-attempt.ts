@@ -220,8 +220,7 @@ export class TurnAttempt {
   /** Sets the tools of the turn's model, and records them as the turn's surface unless an earlier attempt has. */
   setTools(tools: Toolbox): void {
     this.#tools = tools
-    if (tools !== NO_TOOLS)
-      this.#generation = { ...this.#generation, tool_surface: this.#generation.tool_surface ?? tools.surface }
+    this.#generation = { ...this.#generation, tool_surface: this.#generation.tool_surface ?? tools.surface }
   }
 
   /** Holds what the model gets for the files of the turn, until the attempt ends. */

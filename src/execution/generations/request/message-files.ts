@@ -98,7 +98,7 @@ function* attachedMedia(messages: readonly ModelMessage[]): Generator<AttachedFi
 }
 
 /** Returns the size of an attachment in bytes. */
-export const attachedBytes = ({ data_base64 }: AttachedFile): number => Math.floor((data_base64.length * 3) / 4)
+export const attachedBytes = ({ data_base64 }: AttachedFile): number => Buffer.byteLength(data_base64, 'base64')
 
 const PIECE_CHARS = 65_536
 
