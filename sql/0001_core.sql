@@ -108,7 +108,12 @@ create table worker_heartbeats (
   instance_id text primary key,
   kinds text[] not null, started_at timestamptz(3) not null, beat_at timestamptz(3) not null,
   -- The process, as in leases: other processes end the leases of a lost one.
-  holder text, host text, pid integer, pid_started text
+  holder text, host text, pid integer, pid_started text,
+  version text,
+  -- By name, the slots of the handlers and how many of them one project may hold.
+  queues jsonb,
+  -- By how many milliseconds its clock was ahead of the database.
+  clock_ahead_ms double precision
 );
 
 -- Readiness updates it to check that the database accepts writes. Processes share the row, so that they rarely write.
