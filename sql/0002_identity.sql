@@ -1,3 +1,5 @@
+-- breaking: false
+
 -- Users, projects, keys, policies, secrets; sign-in and the OAuth server.
 
 create table users (

@@ -1,3 +1,5 @@
+-- breaking: false
+
 -- Events, audit, webhooks, quotas, usage and prices, activity, exceptions, backlogs of retention.
 
 create table events (

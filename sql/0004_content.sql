@@ -1,3 +1,5 @@
+-- breaking: false
+
 -- Files, documents, words and vectors, ingestion.
 
 create table files (

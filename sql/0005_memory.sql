@@ -1,3 +1,5 @@
+-- breaking: false
+
 -- Memory stores, memories, and the ledger of submitted facts.
 
 create table memory_stores (

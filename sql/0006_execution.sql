@@ -1,3 +1,5 @@
+-- breaking: false
+
 -- AI providers, model routes, tools, guardrails, agents, shares, turns, chains, approvals, deciders, memory rules, stream tickets.
 
 create table ai_providers (

@@ -1,3 +1,5 @@
+-- breaking: false
+
 -- Chats, actors with their limits and streams, conversations, sessions with their events, summaries, feedback.
 
 -- Settings of model completions, without history.

@@ -1,3 +1,5 @@
+-- breaking: false
+
 -- Orchestrations and runs, triggers, workflows and tasks.
 
 create table orchestrations (

@@ -1,3 +1,5 @@
+-- breaking: false
+
 -- Mounts of other protocols: OpenAI, AG-UI, A2A.
 
 -- Turns by the request that began or resumed them, so that the retry of a client attaches to its turn.
