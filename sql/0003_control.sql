@@ -37,25 +37,10 @@ create trigger audit_entries_no_truncate before truncate on audit_entries
   for each statement execute function refuse_change('audit entries are append-only');
 call count_table('audit_entries');
 
--- Hash chains of audit entries, one per project, written by a worker after the entries.
-create table audit_seals (
-  entry_id text primary key,
-  chain text not null, position bigint not null, hash bytea not null,
-  -- Retention deleted the entry. Its seal remains, so that the chain can be verified.
-  pruned boolean not null default false,
-  unique (chain, position)
-);
--- Seals to delete.
-create index audit_seals_pruned on audit_seals (chain, position) where pruned;
-create trigger audit_seals_append_only before update on audit_seals
-  for each row execute function refuse_change('audit seals are append-only', 'UPDATE');
-create trigger audit_seals_kept before delete on audit_seals
-  for each row execute function refuse_change('audit seals are append-only', 'DELETE');
-create trigger audit_seals_no_truncate before truncate on audit_seals
-  for each statement execute function refuse_change('audit seals are append-only');
-
--- Seals of audit entries that were sealed together: for the entry at each position from `position - count + 1` to
--- `position` of a chain its ID and its hash of 32 bytes. Chains that began in audit_seals continue here.
+-- Hash chains of audit entries, one per project, written by a worker after the entries. A batch has the seals of entries
+-- that were sealed together: for the entry at each position from `position - count + 1` to `position` of a chain its ID and
+-- its hash of 32 bytes. The seal of a deleted entry remains until no earlier entry of the chain exists, so that the chain can
+-- be verified.
 create table audit_seal_batches (
   chain text not null,
   -- Of the last entry.
@@ -99,19 +84,6 @@ create trigger audit_chain_starts_kept before delete on audit_chain_starts
   for each row execute function refuse_change('audit seals are append-only');
 create trigger audit_chain_starts_no_truncate before truncate on audit_chain_starts
   for each statement execute function refuse_change('audit seals are append-only');
-
--- A worker of an earlier release seals one entry per row and does not read the batches: its seals of a chain that has
--- batches or a start are left out, or the chain would fork. The entries have a seal, or get one from a newer worker.
-create function skip_seal_before_batches() returns trigger language plpgsql as $$
-begin
-  if exists (select from audit_seal_batches where chain = new.chain)
-    or exists (select from audit_chain_starts where chain = new.chain) then
-    return null;
-  end if;
-  return new;
-end $$;
-create trigger audit_seals_before_batches before insert on audit_seals
-  for each row execute function skip_seal_before_batches();
 
 -- Start of the last complete sealing pass.
 create table audit_sealing (
