@@ -161,23 +161,6 @@ create table document_versions (
   primary key (document_id, version)
 );
 
--- Returns the words of a text with a lexeme of the project, which keeps an index scan within the project. A tsvector holds
--- at most 1 MiB of lexemes: for a larger text, the start of the text is halved until it fits.
-create function search_tsv(config regconfig, content text, project text) returns tsvector
-language plpgsql immutable parallel safe as $$
-declare
-  characters integer := 262144;
-begin
-  loop
-    begin
-      return to_tsvector(config, left(content, characters)) || array_to_tsvector(array['~p' || project]);
-    exception when program_limit_exceeded then
-      characters := characters / 2;
-    end;
-  end loop;
-end
-$$;
-
 -- Returns a text search configuration by name, `simple` if it does not exist.
 create function search_config(name text) returns regconfig language sql stable parallel safe as $$
   select coalesce(
