@@ -21,6 +21,13 @@ describe('fragments of the changelog', () => {
     readFragments(path.join(root, 'changes'))
   })
 
+  it('of the released version are in its section', () => {
+    const [, newest] =
+      /^## (\S+) - \d{4}-\d\d-\d\d$/m.exec(fs.readFileSync(path.join(root, 'CHANGELOG.md'), 'utf8')) ?? []
+    for (const folder of ['.', 'client', 'console'])
+      assert.equal(JSON.parse(fs.readFileSync(path.join(root, folder, 'package.json'), 'utf8')).version, newest)
+  })
+
   it('are collected under the version, by kind, then area, and deleted', () => {
     write('CHANGELOG.md', '# Changelog\n\nAll changes.\n\n## 0.1.0 - 2026-11-30\n\n### Added\n\n- The first release.\n')
     write('changes/memory-dates.md', '### Fixed\n\nDates of facts\nare dates.\n')
