@@ -36,9 +36,19 @@ const examples = (...lines: [command: string, explanation: string][]): string =>
   return `\nExamples:\n${lines.map(([command, text]) => `  $ ${command.padEnd(width)}  ${text}`).join('\n')}`
 }
 
-/** Creates the `muster` command line. Usage errors are thrown as CommanderError, other errors unchanged. */
-export function program(): Command {
-  const muster = new Command('muster')
+const withFilters = (command: Command) =>
+  command
+    .addOption(dataOption())
+    .option('--project <id>', 'only this project')
+    .option('--from <time>', 'only from this time', parseTime)
+    .option('--to <time>', 'only up to this time', parseTime)
+    .option('--limit <number>', 'maximum number', parsePositiveInteger)
+    .option('--id <id>', 'only these IDs; repeatable', collect, [])
+    .option('--dry-run', 'count only')
+    .option('--json', 'print the result as JSON')
+
+function rootCommand(): Command {
+  return new Command('muster')
     .description('Self-hosted back end for AI agent applications on PostgreSQL alone.')
     .version(JSON.parse(readFileSync(new URL('../../package.json', import.meta.url), 'utf8')).version)
     .showHelpAfterError('(run muster help for a list of commands)')
@@ -53,7 +63,9 @@ export function program(): Command {
 Commands use the database configured by DATABASE_URL (or DATABASE_HOST, ...), otherwise the embedded
 database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
     )
+}
 
+function addServerCommands(muster: Command): void {
   muster
     .command('up')
     .description(verbs.up)
@@ -109,7 +121,9 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
     .description(verbs.modules)
     .option('--json', 'print the names as JSON')
     .action(async options => (await import('./modules.ts')).modulesCommand(options))
+}
 
+function addReprocessCommands(muster: Command): void {
   const reprocess = muster
     .command('reprocess')
     .description(verbs.reprocess)
@@ -128,16 +142,6 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
         ['muster reprocess dead-letters replay --queue conversation.process', ''],
       ),
     )
-  const withFilters = (command: Command) =>
-    command
-      .addOption(dataOption())
-      .option('--project <id>', 'only this project')
-      .option('--from <time>', 'only from this time', parseTime)
-      .option('--to <time>', 'only up to this time', parseTime)
-      .option('--limit <number>', 'maximum number', parsePositiveInteger)
-      .option('--id <id>', 'only these IDs; repeatable', collect, [])
-      .option('--dry-run', 'count only')
-      .option('--json', 'print the result as JSON')
   withFilters(reprocess.command('deliveries'))
     .description('resend webhook deliveries as new deliveries, unless they were already resent')
     .option('--webhook <id>', 'only this webhook')
@@ -192,7 +196,10 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
     .description('recompute hashes, search words and vectors of memories, newest first')
     .option('--missing', 'only memories without a vector of the configured model')
     .action(async options => (await import('./reprocess.ts')).reprocessMemory(options))
+  addDeadLetterCommands(reprocess)
+}
 
+function addDeadLetterCommands(reprocess: Command): void {
   const deadLetters = reprocess.command('dead-letters').description('manage messages that failed on every attempt')
   deadLetters
     .command('list')
@@ -212,7 +219,9 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
     .description('move dead letters back to their queues, oldest first')
     .option('--queue <name>', 'only this queue')
     .action(async options => (await import('./dead-letters.ts')).replayDeadLetters(options))
+}
 
+function addMaintenanceCommands(muster: Command): void {
   const secrets = muster.command('secrets').description('manage the encryption of stored secrets')
   secrets
     .command('verify')
@@ -260,7 +269,14 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
     .allowUnknownOption()
     .helpOption(false)
     .action(runBenchmarks)
+}
 
+/** Creates the `muster` command line. Usage errors are thrown as CommanderError, other errors unchanged. */
+export function program(): Command {
+  const muster = rootCommand()
+  addServerCommands(muster)
+  addReprocessCommands(muster)
+  addMaintenanceCommands(muster)
   muster.addCommand(doubleCommand().description(verbs['llm-double']))
   throwOnUsageErrors(muster)
   return muster

@@ -41,7 +41,13 @@ export async function run({ list = false } = {}): Promise<Row[]> {
     if (list) console.table(passed.sort((a, b) => a.file.localeCompare(b.file)))
     const functions = passed.reduce((sum, each) => sum + each.functions, 0)
     return [
-      { what: 'files of src that a turn with one tool call passes', value: passed.length, unit: '', target: '<= 110' },
+      {
+        what: 'files of src that a turn with one tool call passes',
+        value: passed.length,
+        unit: '',
+        target: '<= 130',
+        isCount: true,
+      },
       { what: 'named functions that it calls', value: functions, unit: '' },
     ]
   } finally {

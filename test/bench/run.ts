@@ -67,11 +67,13 @@ for (const name of names) {
 }
 const server = process.env.TEST_DATABASE_URL ? null : await startServer({ flushes: !fast })
 if (server) process.env.TEST_DATABASE_URL = server.url
+let isMissed = false
 try {
   for (const [name, run] of Object.entries(all)) {
     if (names.length > 0 && !names.includes(name)) continue
     console.log(`\n${name}`)
     const rows: Row[] = await run()
+    isMissed ||= rows.some(row => row.isCount && missed(row))
     console.table(
       rows.map(row => ({
         what: row.what,
@@ -85,4 +87,4 @@ try {
 } finally {
   await server?.stop()
 }
-process.exit(0)
+process.exit(isMissed ? 1 : 0)

@@ -6,6 +6,7 @@ import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { refusingUpdates } from '../support/refuse-updates.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { type Message, openStream, readStream } from './streams.ts'
 
@@ -369,5 +370,43 @@ describe('durable turns', function () {
     assert.equal((await running.exited).code, 0)
     await steadyWorker({ GENERATION_LEASE_SECONDS: '60', GENERATION_SWEEP_SECONDS: '60' })
     assert.equal((await ended(body.generation_id)).output.content, 'taken over')
+  })
+
+  /** Stops a worker in a model call, and returns the outcome that it logs for its attempt at the turn. */
+  async function outcomeOfStop(model: string, whileStopping: (id: string, stop: () => Promise<void>) => Promise<void>) {
+    await double.put(model, {
+      rules: [{ when: { call: 1 }, reply: { text: 'held', gate: `${model}-gate` } }, { reply: { text: 'taken over' } }],
+    })
+    const agent = await app.agent({ model: `${model}/m` })
+    const leases = { GENERATION_LEASE_SECONDS: '60', GENERATION_SWEEP_SECONDS: '60' }
+    const running = await worker({ ...leases, SHUTDOWN_GRACE_MS: '200', LOG_LEVEL: 'info' })
+    const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
+    await waitingAt(`${model}-gate`)
+    await whileStopping(body.generation_id, async () => {
+      running.child.kill('SIGTERM')
+      await running.exited
+    })
+    const attempts = running.output.filter(line => line.includes('work attempted') && line.includes(body.generation_id))
+    await steadyWorker(leases)
+    assert.equal((await ended(body.generation_id)).output.content, 'taken over')
+    return attempts.map(line => JSON.parse(line)).map(({ outcome, err }) => ({ outcome, error: err?.message ?? null }))
+  }
+
+  it('a worker that cannot requeue its turn when it stops says so in its log', async () => {
+    const logged = await outcomeOfStop('unrequeued', (_id, stop) =>
+      refusingUpdates(app.services, 'generations', 'new.handed_back', async refused => {
+        await stop()
+        await refused(1)
+      }),
+    )
+    assert.deepEqual(logged, [{ outcome: 'requeue_failed', error: 'refused' }])
+  })
+
+  it('a worker that has lost its turn when it stops does not log that it requeued it', async () => {
+    const logged = await outcomeOfStop('lost-at-stop', async (id, stop) => {
+      await app.services.pool.query(sql.unsafe`update generations set attempt = attempt + 1 where id = ${id}`)
+      await stop()
+    })
+    assert.deepEqual(logged, [{ outcome: 'claim_lost', error: null }])
   })
 })

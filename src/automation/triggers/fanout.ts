@@ -81,7 +81,7 @@ export class FanoutLimiter {
     for (const count of await listFanouts(db, [...new Set(chained)])) this.#counts.set(count.root_id, count)
   }
 
-  isExhausted = ({ id }: FanoutRoot): boolean => (this.#counts.get(id)?.firings ?? 0) >= this.#max
+  readonly isExhausted = ({ id }: FanoutRoot): boolean => (this.#counts.get(id)?.firings ?? 0) >= this.#max
 
   /**
    * Locks the counts of roots, one entry per firing, that are shared with other dispatches or would exceed the limit.
@@ -110,7 +110,7 @@ export class FanoutLimiter {
     return admitted
   }
 
-  skippedCount = (id: string): number => this.#countOf(id).skipped
+  readonly skippedCount = (id: string): number => this.#countOf(id).skipped
 
   async write(db: Queryable): Promise<void> {
     const counts = [...this.#counts.values()].filter(({ root_id }) => this.#locked.has(root_id))

@@ -1,16 +1,13 @@
-import type { ChildProcess } from 'node:child_process'
-import { once } from 'node:events'
 import { realpathSync } from 'node:fs'
 import path from 'node:path'
-import type { Writable } from 'node:stream'
 import { fileURLToPath } from 'node:url'
 import { TextDecoder } from 'node:util'
 import type { RecordedFailure } from '#core/base/errors.ts'
 import { FairSemaphore } from '#core/base/fair-semaphore.ts'
-import { startConfined } from '#core/threads/confined-process.ts'
+import { ConfinedProcesses, type Content, rightsOf } from '#core/threads/confined-processes.ts'
 import type { PageText } from '../index/chunks/model.ts'
 import { CharsetSample } from './charset.ts'
-import type { PdfAnswer, PdfRequest } from './pdf-process.ts'
+import type { PdfAnswer, PdfPage, PdfRequest } from './pdf-process.ts'
 
 /**
  * Text of a source, or the failure. `charset`: of a text, if it was detected. `retry`: whether another attempt may
@@ -25,12 +22,6 @@ type Limits = { INGESTION_MAX_PAGES: number; INGESTION_MAX_TEXT_BYTES: number; I
 /** Limits for one PDF: duration, and memory of the process including program and file. */
 const PDF_TIMEOUT_MS = 120_000
 const PDF_MEMORY_BYTES = 512 * 1024 * 1024
-
-/** How long an idle process waits for the next PDF. */
-const IDLE_MS = 30_000
-
-/** Size and bytes of a file. */
-export type PdfBytes = { size: number; pieces: AsyncIterable<Uint8Array> }
 
 /** Slots for PDF processes, by INGESTION_PDF_PROCESSES. */
 const slots = new Map<number, FairSemaphore>()
@@ -51,7 +42,7 @@ function slotsFor(capacity: number): FairSemaphore {
  * @param options `project`: owner of the file; the project with the fewest slots acquires the next one
  */
 export async function extractPdf(
-  load: () => Promise<PdfBytes>,
+  load: () => Promise<Content>,
   limits: Limits,
   options: { project: string; timeoutMs?: number; signal?: AbortSignal },
 ): Promise<Extraction> {
@@ -59,7 +50,7 @@ export async function extractPdf(
   return slotsFor(limits.INGESTION_PDF_PROCESSES).use(project, 1, signal, async () => {
     const bytes = await load()
     signal?.throwIfAborted()
-    return readPdf(bytes, requestOf(bytes, limits, false), timeoutMs, signal)
+    return readPdf(bytes, requestOf(limits, false), timeoutMs, signal)
   })
 }
 
@@ -68,140 +59,60 @@ export async function extractPdf(
  * extractPdf.
  */
 export async function countPdfPages(
-  load: () => Promise<PdfBytes>,
+  load: () => Promise<Content>,
   limits: Limits,
   { project, timeoutMs, signal }: { project: string; timeoutMs: number; signal?: AbortSignal },
 ): Promise<number | null> {
   return slotsFor(limits.INGESTION_PDF_PROCESSES).use(project, 1, signal, async () => {
     const bytes = await load()
-    const counted = await readPdf(bytes, requestOf(bytes, limits, true), timeoutMs, signal)
+    const counted = await readPdf(bytes, requestOf(limits, true), timeoutMs, signal)
     return counted.ok ? counted.total_pages : null
   })
 }
 
-const requestOf = ({ size }: PdfBytes, limits: Limits, countOnly: boolean): PdfRequest => ({
-  size,
+const requestOf = (limits: Limits, countOnly: boolean): PdfRequest => ({
   maxPages: limits.INGESTION_MAX_PAGES,
   maxTextBytes: limits.INGESTION_MAX_TEXT_BYTES,
   countOnly,
 })
 
 async function readPdf(
-  bytes: PdfBytes,
+  content: Content,
   request: PdfRequest,
   timeoutMs: number,
   signal: AbortSignal | undefined,
 ): Promise<Extraction> {
-  const reader = idle.pop() ?? startReader()
-  clearTimeout(reader.idleTimer)
-  return new Promise<Extraction>((resolve, reject) => {
-    const pages: PageText[] = []
-    const finish = (outcome: Extraction) => {
-      release()
-      resolve(outcome)
+  const pages: PageText[] = []
+  const outcome = await readers.run(request, content, { timeoutMs, signal, onPart: page => pages.push(page) })
+  switch (outcome.kind) {
+    case 'answered': {
+      const { answer } = outcome
+      return answer.ok ? { ok: true, pages, total_pages: answer.total_pages } : failure(answer.code, answer.message)
     }
-    const onMessage = (answer: PdfAnswer) => {
-      if ('page' in answer) return pages.push(answer.page)
-      const { end } = answer
-      if (end.ok) finish({ ok: true, pages, total_pages: end.total_pages })
-      else finish(failure(end.code, end.message))
-      if (end.reusable) reuseLater(reader)
-      else reader.child.disconnect()
-    }
-    const onExit = (code: number | null, exitSignal: NodeJS.Signals | null) => {
-      // V8 exits with SIGABRT when its heap is full; the monitor sends SIGUSR2.
-      if (exitSignal === 'SIGUSR2' || exitSignal === 'SIGABRT') {
-        finish(failure('INGESTION_FAILED', `Reading the PDF required more than ${PDF_MEMORY_BYTES} bytes of memory`))
-      } else finish(failure('INGESTION_FAILED', `The PDF process exited with ${exitSignal ?? code}`, true))
-    }
-    const onError = (error: Error) =>
-      finish(failure('INGESTION_FAILED', `Reading the PDF failed: ${error.message}`, true))
-    let timer: NodeJS.Timeout | undefined
-    // The time limit starts once the process has all bytes.
-    const startTimer = () => {
-      timer = setTimeout(() => {
-        finish(failure('INGESTION_FAILED', `Reading the PDF took longer than ${timeoutMs} ms`))
-        reader.child.kill('SIGKILL')
-      }, timeoutMs)
-    }
-    const fail = (error: unknown) => {
-      release()
-      reader.child.kill('SIGKILL')
-      reject(error)
-    }
-    const onAbort = () => fail(signal?.reason)
-    const sending = new AbortController()
-    const release = () => {
-      clearTimeout(timer)
-      sending.abort()
-      reader.child.off('message', onMessage)
-      reader.child.off('exit', onExit)
-      reader.child.off('error', onError)
-      signal?.removeEventListener('abort', onAbort)
-    }
-    reader.child.on('message', onMessage)
-    reader.child.once('exit', onExit)
-    reader.child.once('error', onError)
-    signal?.addEventListener('abort', onAbort)
-    reader.child.send(request)
-    const { signal: stopSending } = sending
-    sendPieces(bytes.pieces, reader.child.stdin as Writable, stopSending).then(
-      () => stopSending.aborted || startTimer(),
-      error => stopSending.aborted || fail(error),
-    )
-  })
-}
-
-/** Writes pieces with backpressure until the end or until `signal` aborts. Throws errors of the pieces. */
-async function sendPieces(pieces: AsyncIterable<Uint8Array>, target: Writable, signal: AbortSignal): Promise<void> {
-  for await (const piece of pieces) {
-    if (signal.aborted) return
-    if (!target.write(piece)) await once(target, 'drain', { signal }).catch(() => {})
+    case 'memory':
+      return failure('INGESTION_FAILED', `Reading the PDF required more than ${PDF_MEMORY_BYTES} bytes of memory`)
+    case 'timeout':
+      return failure('INGESTION_FAILED', `Reading the PDF took longer than ${timeoutMs} ms`)
+    case 'exited':
+      return failure('INGESTION_FAILED', `The PDF process exited with ${outcome.exit}`, true)
   }
-}
-
-type Reader = { child: ChildProcess; idleTimer?: NodeJS.Timeout }
-
-/** Idle processes; never more than INGESTION_PDF_PROCESSES. */
-const idle: Reader[] = []
-
-function reuseLater(reader: Reader) {
-  reader.idleTimer = setTimeout(() => reader.child.disconnect(), IDLE_MS).unref()
-  idle.push(reader)
 }
 
 /** Directory of pdf.js, with symbolic links resolved. */
 const PDFJS = `${path.dirname(realpathSync(fileURLToPath(import.meta.resolve('pdfjs-dist/package.json'))))}/`
 
-/**
- * Permissions of the PDF process: it may read its own code and pdf.js, but no other file (such as environments of
- * processes or the data directory), and start its monitor thread.
- */
-export const READER_RIGHTS = [
-  '--permission',
-  `--allow-fs-read=${realpathSync(fileURLToPath(new URL('./', import.meta.url)))}/`,
-  `--allow-fs-read=${PDFJS}`,
-  '--allow-worker',
-]
-
-/** Starts a PDF process with an empty environment and READER_RIGHTS. It exits when its channel is closed. */
-function startReader(): Reader {
-  const program = new URL('./pdf-process.ts', import.meta.url)
-  const child = startConfined(
-    program,
-    [String(PDF_MEMORY_BYTES), PDFJS],
-    ['--max-old-space-size=384', ...READER_RIGHTS],
-  )
-  const reader: Reader = { child }
-  const removeIdle = () => {
-    clearTimeout(reader.idleTimer)
-    const at = idle.indexOf(reader)
-    if (at >= 0) idle.splice(at, 1)
-  }
-  child.once('disconnect', removeIdle)
-  child.once('exit', removeIdle)
-  return reader
+const PDF_PROGRAM = {
+  file: new URL('./pdf-process.ts', import.meta.url),
+  args: [PDFJS],
+  reads: [PDFJS],
+  memoryBytes: PDF_MEMORY_BYTES,
+  heapMebibytes: 384,
 }
+
+/** Options of Node for the PDF process. */
+export const READER_RIGHTS = rightsOf(PDF_PROGRAM)
+
+const readers = new ConfinedProcesses<PdfRequest, PdfPage, PdfAnswer>(PDF_PROGRAM)
 
 function failure(code: string, message: string, retry = false): Extraction {
   return { ok: false, error: { code, message }, retry }

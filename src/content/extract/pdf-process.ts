@@ -1,19 +1,18 @@
-import { once } from 'node:events'
 import { pathToFileURL } from 'node:url'
-import { Worker } from 'node:worker_threads'
+import { answerRequests, programArguments } from '#core/threads/confined-program.ts'
 
 /**
- * Program that parses PDFs, one after the other. extract.ts starts it, sends a PdfRequest and writes the bytes to its
- * standard input; it sends back the pages one by one. It has no secrets and may be killed at any time.
+ * Program that parses PDFs, which extract.ts starts; it sends the pages one by one. It has no secrets and may be killed at
+ * any time.
  */
 /** `countOnly`: the pages are counted and not read. */
-export type PdfRequest = { size: number; maxPages: number; maxTextBytes: number; countOnly: boolean }
+export type PdfRequest = { maxPages: number; maxTextBytes: number; countOnly: boolean }
+export type PdfPage = { number: number; text: string }
 export type PdfAnswer =
-  | { page: { number: number; text: string } }
-  | { end: ({ ok: true; total_pages: number } | Failure) & { reusable: boolean } }
-type Failure = { ok: false; code: 'PDF_PARSE_FAILED' | 'INGESTION_FAILED'; message: string }
+  | { ok: true; total_pages: number }
+  | { ok: false; code: 'PDF_PARSE_FAILED' | 'INGESTION_FAILED'; message: string }
 
-const [maxMemoryBytes, pdfjs] = [Number(process.argv[2]), process.argv[3]]
+const [pdfjs] = programArguments()
 
 // By real path: this process may not read the symbolic links to it.
 const moduleOf = (file: string) => pathToFileURL(`${pdfjs}legacy/build/${file}`).href
@@ -71,7 +70,11 @@ function* formValues(fields: readonly FormField[]): Generator<string> {
   }
 }
 
-async function extract(bytes: Uint8Array, { maxPages, maxTextBytes, countOnly }: PdfRequest): Promise<number> {
+async function extract(
+  bytes: Uint8Array,
+  { maxPages, maxTextBytes, countOnly }: PdfRequest,
+  send: (page: PdfPage) => void,
+): Promise<number> {
   const pdf = await getDocument({ data: bytes, ...OPTIONS }).promise
   try {
     const total = pdf.numPages
@@ -96,7 +99,7 @@ async function extract(bytes: Uint8Array, { maxPages, maxTextBytes, countOnly }:
       if (left < 0) throw textTooLong(maxTextBytes)
       page.cleanup()
       text = text.replaceAll('\0', '').toWellFormed().trim()
-      if (text) send({ page: { number, text } })
+      if (text) send({ number, text })
     }
     return total
   } finally {
@@ -104,37 +107,17 @@ async function extract(bytes: Uint8Array, { maxPages, maxTextBytes, countOnly }:
   }
 }
 
-function toFailure(error: unknown): Failure {
+function toFailure(error: unknown): PdfAnswer {
   const { name, message } = error instanceof Error ? error : new Error(String(error))
   if (error instanceof LimitError) return { ok: false, code: 'INGESTION_FAILED', message }
   const reason = name === 'PasswordException' ? 'it is protected by a password' : message.slice(0, 200)
   return { ok: false, code: 'PDF_PARSE_FAILED', message: `The file cannot be read as a PDF: ${reason}` }
 }
 
-const send = (message: PdfAnswer) => process.send?.(message)
-
-async function readPdf(request: PdfRequest): Promise<void> {
-  const bytes = new Uint8Array(request.size)
-  for (let filled = 0; filled < request.size; ) {
-    const part = process.stdin.read(Math.min(request.size - filled, process.stdin.readableLength)) as Buffer | null
-    if (!part) {
-      await once(process.stdin, 'readable')
-      continue
-    }
-    bytes.set(part, filled)
-    filled += part.length
-  }
-  const outcome = await extract(bytes, request).then(total_pages => ({ ok: true as const, total_pages }), toFailure)
-  send({ end: { ...outcome, reusable: process.memoryUsage.rss() < maxMemoryBytes / 2 } })
-}
-
 // pdf.js leaves promises that reject after the outcome of their document was reported.
 process.on('unhandledRejection', () => {})
-process.on('disconnect', () => process.exit())
 
-const monitor = new Worker(new URL('./pdf-monitor.ts', import.meta.url), {
-  workerData: { parent: process.ppid, maxMemoryBytes },
-  resourceLimits: { maxOldGenerationSizeMb: 16, maxYoungGenerationSizeMb: 4 },
-})
-await once(monitor, 'online')
-process.on('message', request => void readPdf(request as PdfRequest))
+await answerRequests<PdfRequest, PdfPage, PdfAnswer>(({ buffer }, request, send) =>
+  // pdf.js refuses a Buffer, and takes its memory.
+  extract(new Uint8Array(buffer), request, send).then(total_pages => ({ ok: true, total_pages }), toFailure),
+)

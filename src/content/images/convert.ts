@@ -1,4 +1,3 @@
-import type { ChildProcess } from 'node:child_process'
 import { createHash } from 'node:crypto'
 import { realpathSync } from 'node:fs'
 import path from 'node:path'
@@ -6,8 +5,8 @@ import { fileURLToPath } from 'node:url'
 import { LRUCache } from 'lru-cache'
 import { FairSemaphore } from '#core/base/fair-semaphore.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
-import { startConfined } from '#core/threads/confined-process.ts'
-import type { ImageAnswer, ImageRequest, ImageTarget } from './image-process.ts'
+import { ConfinedProcesses } from '#core/threads/confined-processes.ts'
+import type { ImageAnswer, ImageTarget } from './image-process.ts'
 
 /** A converted image, or why there is none. `unavailable`: the library cannot be loaded on this host. */
 type ImageOutcome =
@@ -28,8 +27,6 @@ export const CONVERTIBLE: ReadonlySet<string> = new Set([
 /** Limits for one image: duration, and memory of the process including program and image. */
 const TIMEOUT_MS = 20_000
 const MEMORY_BYTES = 768 * 1024 * 1024
-/** How long an idle process waits for the next image. */
-const IDLE_MS = 30_000
 
 /** Characters of converted images that are kept, and for how long: a turn sends its images in each of its steps. */
 const CACHE_CHARACTERS = 48 * 1024 * 1024
@@ -53,8 +50,8 @@ class ImageConverter {
     ttl: CACHE_MS,
   })
   readonly #flights = new Map<string, Flight>()
-  #process: ChildProcess | null = null
-  #idleTimer: NodeJS.Timeout | undefined
+  /** Null if the library, an optional package, is not installed. */
+  readonly #processes = openProcesses()
 
   /**
    * Returns an image within the limits, and whether it was converted just now. Waits for its turn: the project that waited
@@ -89,8 +86,7 @@ class ImageConverter {
   }
 
   close(): void {
-    clearTimeout(this.#idleTimer)
-    this.#process?.kill('SIGKILL')
+    this.#processes?.close()
   }
 
   #begin(key: string, base64: string, target: ImageTarget, project: string): Flight {
@@ -117,61 +113,21 @@ class ImageConverter {
     flight.stop.abort()
   }
 
-  /** Returns the idle process, or starts one. */
-  #processFor(): ChildProcess | null {
-    clearTimeout(this.#idleTimer)
-    if (this.#process) return this.#process
-    const child = startProcess()
-    child?.once('exit', () => this.#forget(child))
-    this.#process = child
-    return child
-  }
-
-  #forget(child: ChildProcess | null): void {
-    if (this.#process === child) this.#process = null
-  }
-
   async #run(bytes: Buffer, target: ImageTarget, signal: AbortSignal): Promise<ImageOutcome> {
-    signal.throwIfAborted()
-    const child = this.#processFor()
-    if (child === null) return unavailable('the library is not installed')
-    const ended = new AbortController()
-    try {
-      return await new Promise<ImageOutcome>(resolve => {
-        const { signal: once } = ended
-        const kill = (outcome: ImageOutcome) => {
-          child.kill('SIGKILL')
-          this.#forget(child)
-          resolve(outcome)
-        }
-        const timer = setTimeout(() => kill(failed(`it takes longer than ${TIMEOUT_MS / 1000} s`)), TIMEOUT_MS)
-        once.addEventListener('abort', () => clearTimeout(timer))
-        signal.addEventListener('abort', () => kill(failed('it is no longer needed')), { signal: once })
-        const onExit = (code: number | null, by: NodeJS.Signals | null) => {
-          // V8 exits with SIGABRT when its heap is full; the monitor sends SIGUSR2.
-          if (by === 'SIGUSR2' || by === 'SIGABRT')
-            resolve(refused(`it needs more than ${MEMORY_BYTES} bytes of memory`))
-          else if (code === LIBRARY_MISSING) resolve(unavailable('the library cannot be loaded on this host'))
-          else resolve(failed(`the process ended with ${by ?? code}`))
-        }
-        const onMessage = (answer: ImageAnswer) => {
-          resolve(outcomeOf(answer))
-          if (answer.reusable) return
-          child.disconnect()
-          this.#forget(child)
-        }
-        child.on('exit', onExit)
-        child.on('message', onMessage)
-        once.addEventListener('abort', () => child.off('exit', onExit).off('message', onMessage))
-        child.send({ size: bytes.length, target } satisfies ImageRequest, () => {})
-        child.stdin?.write(bytes)
-      })
-    } finally {
-      ended.abort()
-      this.#idleTimer = setTimeout(() => {
-        this.#forget(child)
-        if (child.connected) child.disconnect()
-      }, IDLE_MS).unref()
+    if (!this.#processes) return unavailable('the library is not installed')
+    const content = { size: bytes.length, pieces: [bytes] }
+    const outcome = await this.#processes.run(target, content, { timeoutMs: TIMEOUT_MS, signal })
+    switch (outcome.kind) {
+      case 'answered':
+        return outcomeOf(outcome.answer)
+      case 'memory':
+        return refused(`it needs more than ${MEMORY_BYTES} bytes of memory`)
+      case 'timeout':
+        return failed(`it takes longer than ${TIMEOUT_MS / 1000} s`)
+      case 'exited':
+        return outcome.exit === LIBRARY_MISSING
+          ? unavailable('the library cannot be loaded on this host')
+          : failed(`the process ended with ${outcome.exit}`)
     }
   }
 }
@@ -208,26 +164,17 @@ function findLibrary(): string | null {
   }
 }
 
-const here = (file: string): string => realpathSync(fileURLToPath(new URL(file, import.meta.url)))
-
-/**
- * Starts a process with an empty environment that may read its own code and packages, and no other file. It exits when its
- * channel is closed. Null if the library, an optional package, is not installed.
- */
-function startProcess(): ChildProcess | null {
+/** Returns the processes that convert; null if the library is not installed. */
+function openProcesses(): ConfinedProcesses<ImageTarget, never, ImageAnswer> | null {
   const library = findLibrary()
   if (library === null) return null
-  const monitor = here('../extract/pdf-monitor.ts')
-  const args = [String(MEMORY_BYTES), library, monitor, String(LIBRARY_MISSING)]
-  return startConfined(here('./image-process.ts'), args, [
-    '--disable-warning=SecurityWarning',
-    '--max-old-space-size=256',
-    '--permission',
-    `--allow-fs-read=${here('./')}`,
-    `--allow-fs-read=${monitor}`,
+  return new ConfinedProcesses({
+    file: new URL('./image-process.ts', import.meta.url),
+    args: [library, String(LIBRARY_MISSING)],
     // The library finds its binary and its dependencies in its own node_modules.
-    `--allow-fs-read=${path.resolve(library, '../../..')}/`,
-    '--allow-worker',
-    '--allow-addons',
-  ])
+    reads: [`${path.resolve(library, '../../..')}/`],
+    memoryBytes: MEMORY_BYTES,
+    heapMebibytes: 256,
+    options: ['--disable-warning=SecurityWarning', '--allow-addons'],
+  })
 }

@@ -1,21 +1,15 @@
-import { once } from 'node:events'
 import { pathToFileURL } from 'node:url'
-import { Worker } from 'node:worker_threads'
 import type { Sharp } from 'sharp'
+import { answerRequests, programArguments } from '#core/threads/confined-program.ts'
 
-/**
- * Program that converts images, one after the other. convert.ts starts it, sends an ImageRequest and writes the bytes to its
- * standard input. It has no secrets and may be killed at any time.
- */
-export type ImageRequest = { size: number; target: ImageTarget }
+/** Program that converts images, which convert.ts starts. It has no secrets and may be killed at any time. */
 /** What an image must become: PNG or JPEG within these limits. Sides are in pixels. */
 export type ImageTarget = { maxSide: number; maxPixels: number; maxBytes: number }
-export type ImageAnswer = (Converted | Refused) & { reusable: boolean }
-export type Converted = { ok: true; bytes: Uint8Array; media_type: string; width: number; height: number }
-type Refused = { ok: false; reason: string }
+export type ImageAnswer =
+  | { ok: true; bytes: Uint8Array; media_type: string; width: number; height: number }
+  | { ok: false; reason: string }
 
-const [memory, sharpFile, monitorFile, missingCode] = process.argv.slice(2)
-const maxMemoryBytes = Number(memory)
+const [sharpFile, missingCode] = programArguments()
 
 /** Loads the library, whose binary may not exist for this platform. */
 const load = (): Promise<typeof import('sharp')> => import(pathToFileURL(sharpFile).href)
@@ -36,7 +30,7 @@ const MAX_WRITTEN = 40_000_000
 const MAX_ATTEMPTS = 8
 
 /** Makes an image fit: upright, in sRGB, first frame only, as PNG, or as JPEG if it was one or PNG takes too many bytes. */
-async function convert(bytes: Buffer, { maxSide, maxPixels, maxBytes }: ImageTarget): Promise<Converted | Refused> {
+async function convert(bytes: Buffer, { maxSide, maxPixels, maxBytes }: ImageTarget): Promise<ImageAnswer> {
   // Without a base address, SVG cannot refer to files or addresses.
   const open = () => sharp(bytes, { limitInputPixels: MAX_PIXELS, failOn: 'error' })
   const { format, autoOrient } = await open().metadata()
@@ -66,33 +60,9 @@ const asJpeg = (image: Sharp): Sharp => image.flatten({ background: '#ffffff' })
 /** Rounded down, so that a limit holds for each side and for the pixels. */
 const scaled = (side: number, scale: number): number => Math.max(1, Math.floor(side * scale))
 
-const send = (answer: ImageAnswer) => process.send?.(answer)
-
-async function answer({ size, target }: ImageRequest): Promise<void> {
-  const bytes = Buffer.allocUnsafe(size)
-  for (let filled = 0; filled < size; ) {
-    const part = process.stdin.read(Math.min(size - filled, process.stdin.readableLength)) as Buffer | null
-    if (!part) {
-      await once(process.stdin, 'readable')
-      continue
-    }
-    filled += part.copy(bytes, filled)
-  }
-  const outcome = await convert(bytes, target).catch((error: unknown) => ({
-    ok: false as const,
-    reason: reasonOf(error),
-  }))
-  send({ ...outcome, reusable: process.memoryUsage.rss() < maxMemoryBytes / 2 })
-}
-
 const reasonOf = (error: unknown): string =>
   `it cannot be decoded: ${(error instanceof Error ? error.message : String(error)).replaceAll('\n', ' ').slice(0, 150)}`
 
-process.on('disconnect', () => process.exit())
-
-const monitor = new Worker(pathToFileURL(monitorFile), {
-  workerData: { parent: process.ppid, maxMemoryBytes },
-  resourceLimits: { maxOldGenerationSizeMb: 16, maxYoungGenerationSizeMb: 4 },
-})
-await once(monitor, 'online')
-process.on('message', request => void answer(request as ImageRequest))
+await answerRequests<ImageTarget, never, ImageAnswer>((content, target) =>
+  convert(content, target).catch((error: unknown) => ({ ok: false, reason: reasonOf(error) })),
+)

@@ -90,7 +90,7 @@ const verify = operation({
   async run(context) {
     const { caller, project, query, services, request } = context
     const chain = project === null && canReadGlobal(caller) ? GLOBAL_CHAIN : requireProject(context)
-    return auditVerifier(services)({ chain, after: query.after, limit: query.max_entries }, request.closed)
+    return auditVerifier(services).verify({ chain, after: query.after, limit: query.max_entries }, request.closed)
   },
 })
 

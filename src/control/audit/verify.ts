@@ -46,22 +46,31 @@ function serialByKey() {
 type SharedVerification = { verification: Promise<Verification>; callers: Set<AbortSignal>; abandoned: AbortController }
 
 /**
- * Opens the verifier of a process. One verification of a chain runs at a time in the whole deployment, and a process
+ * Verifies the chains of a process. One verification of a chain runs at a time in the whole deployment, and a process
  * reads one page at a time for all chains, so verifying a long chain does not occupy connections. Callers with the same
  * range that arrive during its verification share the next one: each result reflects a time after the call.
  */
-function openVerifier({ pool, log }: Services) {
-  const byChain = serialByKey()
-  const byPage = serialByKey()
-  const serialize: Serialize = task => byPage('', task)
-  const waiting = new Map<string, SharedVerification>()
+class ChainVerifier {
+  readonly #pool: Services['pool']
+  readonly #log: Services['log']
+  readonly #byChain = serialByKey()
+  readonly #serialize: Serialize
+  /** Verifications that have not begun, by range. */
+  readonly #waiting = new Map<string, SharedVerification>()
 
-  function startShared(range: VerificationRange, key: string): SharedVerification {
+  constructor({ pool, log }: Services) {
+    const byPage = serialByKey()
+    this.#pool = pool
+    this.#log = log
+    this.#serialize = task => byPage('', task)
+  }
+
+  #startShared(range: VerificationRange, key: string): SharedVerification {
     const abandoned = new AbortController()
     const verification = withoutTenantLimit(() =>
-      byChain(range.chain, () => {
-        if (waiting.get(key) === shared) waiting.delete(key)
-        return verifyUnderLease(range, abandoned.signal)
+      this.#byChain(range.chain, () => {
+        if (this.#waiting.get(key) === shared) this.#waiting.delete(key)
+        return this.#verifyUnderLease(range, abandoned.signal)
       }),
     )
     const shared = { verification, callers: new Set<AbortSignal>(), abandoned }
@@ -72,24 +81,25 @@ function openVerifier({ pool, log }: Services) {
    * Verifies a range under the lease of its chain.
    * @throws the reason of `abandoned` when it aborts
    */
-  async function verifyUnderLease(range: VerificationRange, abandoned: AbortSignal): Promise<Verification> {
+  async #verifyUnderLease(range: VerificationRange, abandoned: AbortSignal): Promise<Verification> {
     const holder = randomUUID()
-    const renewLease = () => serialize(() => acquireVerificationLease(pool, range.chain, holder, LEASE_SECONDS))
+    const renewLease = () =>
+      this.#serialize(() => acquireVerificationLease(this.#pool, range.chain, holder, LEASE_SECONDS))
     try {
       for (;;) {
         abandoned.throwIfAborted()
         if (await renewLease()) break
         await pause(RETRY_MS)
       }
-      await sealChain(pool, range.chain, abandoned, serialize)
-      return await checkSeals(range, abandoned, renewLease)
+      await sealChain(this.#pool, range.chain, abandoned, this.#serialize)
+      return await this.#checkSeals(range, abandoned, renewLease)
     } finally {
       // Also a lease whose answer was lost.
-      const release = () => serialize(() => releaseVerificationLease(pool, range.chain, holder))
+      const release = () => this.#serialize(() => releaseVerificationLease(this.#pool, range.chain, holder))
       await settledWithin(
         RELEASE_WAIT_MS,
         retryWhileUnavailable(release).catch(error =>
-          log.error({ err: error }, 'audit verification lease not released'),
+          this.#log.error({ err: error }, 'audit verification lease not released'),
         ),
       )
     }
@@ -99,15 +109,15 @@ function openVerifier({ pool, log }: Services) {
    * Checks that positions have no gap and that every hash follows from its predecessor and its entry, except entries
    * removed by retention. Skips the seals that retention removed, even during the verification.
    */
-  async function checkSeals(
+  async #checkSeals(
     { chain, after, limit }: VerificationRange,
     abandoned: AbortSignal,
     renew: () => Promise<boolean>,
   ): Promise<Verification> {
-    const findStart = () => serialize(() => findChainStart(pool, chain))
+    const findStart = () => this.#serialize(() => findChainStart(this.#pool, chain))
     const findHash = (start: Awaited<ReturnType<typeof findStart>>, position: number) => {
       if (start?.position === position) return start.hash
-      return position === 0 ? Buffer.alloc(0) : serialize(() => findSealHash(pool, chain, position))
+      return position === 0 ? Buffer.alloc(0) : this.#serialize(() => findSealHash(this.#pool, chain, position))
     }
     let start = await findStart()
     let checked = Math.max(after, start?.position ?? 0)
@@ -123,7 +133,7 @@ function openVerifier({ pool, log }: Services) {
     for (;;) {
       abandoned.throwIfAborted()
       const size = Math.min(PAGE, Math.max(0, after + limit - checked))
-      const seals = await serialize(() => listSealsAfter(pool, chain, checked, size))
+      const seals = await this.#serialize(() => listSealsAfter(this.#pool, chain, checked, size))
       if (seals.length > 0 && seals[0].position > checked + 1) {
         start = await findStart()
         if (start && start.position > checked) {
@@ -147,12 +157,16 @@ function openVerifier({ pool, log }: Services) {
     }
   }
 
-  return function verify(range: VerificationRange, closed: AbortSignal): Promise<Verification> {
+  /**
+   * Seals the new entries of a chain, then verifies it. `chain` is a project id or `global`. A start position without a
+   * seal is invalid: the end of the chain is missing.
+   */
+  verify(range: VerificationRange, closed: AbortSignal): Promise<Verification> {
     const key = JSON.stringify(range)
-    let shared = waiting.get(key)
+    let shared = this.#waiting.get(key)
     if (!shared || shared.abandoned.signal.aborted) {
-      shared = startShared(range, key)
-      waiting.set(key, shared)
+      shared = this.#startShared(range, key)
+      this.#waiting.set(key, shared)
     }
     const { abandoned, callers, verification } = shared
     callers.add(closed)
@@ -166,8 +180,5 @@ function openVerifier({ pool, log }: Services) {
   }
 }
 
-/**
- * Seals the new entries of a chain, then verifies it. `chain` is a project id or `global`. A start position without a
- * seal is invalid: the end of the chain is missing.
- */
-export const auditVerifier = processSingleton(openVerifier)
+/** The verifier of a process. */
+export const auditVerifier = processSingleton(services => new ChainVerifier(services))

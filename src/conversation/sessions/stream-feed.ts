@@ -111,10 +111,10 @@ export class SessionFeed {
       for await (const frame of this.#read(before, REPLAY_PAGE)) {
         await reader.drained()
         reader.send(frameEvent(frame, reader.access))
-        reader.position = frame.seq
+        reader.moveTo(frame.seq)
       }
       // The last events may have been deleted meanwhile.
-      if (reader.position === before) reader.position = this.#head
+      if (reader.position === before) reader.moveTo(this.#head)
     }
     if (reader.closed) return
     this.#joining.add(reader)
@@ -189,12 +189,12 @@ export class SessionFeed {
         access => frameEvent(frame, access),
         reader => reader.position < frame.seq,
       )
-      for (const reader of this.#readers) if (reader.position < frame.seq) reader.position = frame.seq
+      for (const reader of this.#readers) if (reader.position < frame.seq) reader.moveTo(frame.seq)
       this.#head = frame.seq
       if (ends) this.#endTurn()
       if (event === 'turn_started' && generation_id !== null) {
         await this.#startTurn(generation_id)
-        for (const reader of this.#readers) if (reader.position === frame.seq) reader.turn = generation_id
+        for (const reader of this.#readers) if (reader.position === frame.seq) reader.follow(generation_id)
         this.#progressDue = true
       }
     }
@@ -255,7 +255,7 @@ export class SessionFeed {
   }
 
   #sendText(reader: SessionReader, { id, text }: TurnFollower): void {
-    reader.turn = id
+    reader.follow(id)
     reader.send(turnTextEvent(id, text))
   }
 

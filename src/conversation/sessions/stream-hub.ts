@@ -63,7 +63,7 @@ class SessionStreams {
     ).unref()
     try {
       await this.#open.open('project', resource.project_id, config.STREAMS_PER_PROJECT)
-      reader.counted = true
+      reader.markCounted()
       await this.#unlisten.ready
       const state = await this.#beginState(reader)
       // Read after the state: later events contain later changes.
@@ -71,7 +71,7 @@ class SessionStreams {
       if (!state || !session) throw new AppError('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
       const isKept =
         after !== null && after <= state.head && (after === state.head || after + 1 >= (state.oldest ?? Infinity))
-      reader.position = isKept ? after : state.head
+      reader.moveTo(isKept ? after : state.head)
       const { generation_id, position } = state
       reader.send(readyEvent({ session, generation_id, position }, reader.access, reader.position))
       if (after !== null && !isKept) reader.send(gapEvent(after))

@@ -15,15 +15,11 @@ export class SessionReader {
   readonly session: Pick<SessionRow, 'id' | 'project_id' | 'conversation_id'>
   readonly output: Readable
   readonly recheck: Context['recheck']
-  access: ReaderAccess
-  /** Number of the last stored event that was sent. */
-  position = 0
-  /** Turn whose text the reader has from its beginning. */
-  turn: string | null = null
-  /** Whether it counts as an open stream of its project. */
-  counted = false
-  /** Whether nothing more is sent. */
-  closed = false
+  #access: ReaderAccess
+  #position = 0
+  #turn: string | null = null
+  #counted = false
+  #closed = false
   #onDrained: (() => void) | null = null
 
   constructor(
@@ -34,13 +30,52 @@ export class SessionReader {
     const { id, project_id, conversation_id } = session
     this.session = { id, project_id, conversation_id }
     this.recheck = recheck
-    this.access = readerAccess(caller, session)
+    this.#access = readerAccess(caller, session)
     this.output = new Readable({ highWaterMark: HIGH_WATER_BYTES, read: () => this.#drain() })
     this.output.once('close', () => {
-      this.closed = true
+      this.#closed = true
       this.#drain()
       onClosed(this)
     })
+  }
+
+  get access(): ReaderAccess {
+    return this.#access
+  }
+
+  /** Number of the last stored event that was sent. */
+  get position(): number {
+    return this.#position
+  }
+
+  /** Turn whose text the reader has from its beginning. */
+  get turn(): string | null {
+    return this.#turn
+  }
+
+  /** Whether it counts as an open stream of its project. */
+  get counted(): boolean {
+    return this.#counted
+  }
+
+  /** Whether nothing more is sent. */
+  get closed(): boolean {
+    return this.#closed
+  }
+
+  /** Records that the events up to a number were sent, or are not sent at all. */
+  moveTo(position: number): void {
+    this.#position = position
+  }
+
+  /** Records that the reader has the text of a turn from its beginning. */
+  follow(turn: string): void {
+    this.#turn = turn
+  }
+
+  /** Records that it counts as an open stream of its project. */
+  markCounted(): void {
+    this.#counted = true
   }
 
   /** Sends events, or closes the stream of a client that reads too slowly. */
@@ -66,7 +101,7 @@ export class SessionReader {
 
   /** Applies the current permissions of the caller. */
   admit(caller: Caller, session: SessionRow): void {
-    this.access = readerAccess(caller, session)
+    this.#access = readerAccess(caller, session)
   }
 
   /** Ends the stream with a refusal. */
@@ -78,7 +113,7 @@ export class SessionReader {
   /** Ends the stream after the sent events. */
   end(): void {
     if (this.closed) return
-    this.closed = true
+    this.#closed = true
     this.#drain()
     this.output.push(null)
   }

@@ -47,13 +47,7 @@ type Channel = { subscriptions: Set<Subscription>; ready: Promise<void> }
 const FIRST_BACKOFF_MS = 100
 const LAST_BACKOFF_MS = 5000
 
-/**
- * Opens this process's one listening connection. It requires a dedicated session (no transaction pooler). A heartbeat
- * every `heartbeatMs` (default 10 s) without an answer in `heartbeatTimeoutMs` (default 5 s) counts as a lost
- * connection. Lost connections are reopened with backoff, without limit.
- * @throws when the first connection fails
- */
-export async function openNotifications(options: {
+type NotificationOptions = {
   databaseUrl: string
   log: Logger
   applicationName?: string
@@ -61,170 +55,209 @@ export async function openNotifications(options: {
   heartbeatTimeoutMs?: number
   onDown?: (error: Error) => void
   onUp?: () => void
-}): Promise<Notifications> {
-  const { log, heartbeatMs = 10_000, heartbeatTimeoutMs = 5000 } = options
-  // The server drops the connection, and with it the presence, half a minute after the host of this process was lost.
-  const databaseUrl = withParameters(options.databaseUrl, { options: KEEPALIVE_OPTIONS })
-  const channels = new Map<string, Channel>()
-  let client: DatabaseClient | undefined
-  let timer: NodeJS.Timeout | undefined
-  let backoff = FIRST_BACKOFF_MS
-  let closed = false
-  let presence = ''
-  let connecting = false
-  /** Last statement of the current connection, which runs one at a time. */
-  let lastSent: Promise<unknown> = Promise.resolve()
+}
 
-  const query = (target: DatabaseClient, text: string): Promise<{ rows: object[] }> => {
-    const sent = lastSent.then(() => {
-      if (client !== target) throw new Error('connection lost')
+/**
+ * Opens this process's one listening connection. It requires a dedicated session (no transaction pooler). A heartbeat
+ * every `heartbeatMs` (default 10 s) without an answer in `heartbeatTimeoutMs` (default 5 s) counts as a lost
+ * connection. Lost connections are reopened with backoff, without limit.
+ * @throws when the first connection fails
+ */
+export async function openNotifications(options: NotificationOptions): Promise<Notifications> {
+  const connection = new ListeningConnection(options)
+  await connection.connect()
+  return connection
+}
+
+class ListeningConnection implements Notifications {
+  readonly #options: NotificationOptions
+  readonly #databaseUrl: string
+  readonly #heartbeatMs: number
+  readonly #heartbeatTimeoutMs: number
+  readonly #channels = new Map<string, Channel>()
+  #client: DatabaseClient | undefined
+  #timer: NodeJS.Timeout | undefined
+  #backoff = FIRST_BACKOFF_MS
+  #closed = false
+  #presence = ''
+  #connecting = false
+  /** Last statement of the current connection, which runs one at a time. */
+  #lastSent: Promise<unknown> = Promise.resolve()
+
+  constructor(options: NotificationOptions) {
+    this.#options = options
+    this.#heartbeatMs = options.heartbeatMs ?? 10_000
+    this.#heartbeatTimeoutMs = options.heartbeatTimeoutMs ?? 5000
+    // The server drops the connection, and with it the presence, half a minute after the host of this process was lost.
+    this.#databaseUrl = withParameters(options.databaseUrl, { options: KEEPALIVE_OPTIONS })
+  }
+
+  listen(
+    channel: string,
+    handler: Subscription['handler'],
+    callbacks: Omit<Subscription, 'handler'> = {},
+  ): Unsubscribe {
+    const subscription: Subscription = { handler, ...callbacks }
+    const entry = this.#channels.get(channel) ?? {
+      subscriptions: new Set<Subscription>(),
+      ready: this.#send('listen', channel),
+    }
+    entry.subscriptions.add(subscription)
+    this.#channels.set(channel, entry)
+    const unsubscribe = () => {
+      if (!entry.subscriptions.delete(subscription) || entry.subscriptions.size > 0) return
+      if (this.#channels.get(channel) !== entry) return
+      this.#channels.delete(channel)
+      void this.#send('unlisten', channel)
+    }
+    return Object.assign(unsubscribe, { ready: entry.ready })
+  }
+
+  healthy(): boolean {
+    return this.#client !== undefined
+  }
+
+  presence(): string {
+    return this.#presence
+  }
+
+  async ask(text: string, timeoutMs: number): Promise<{ client: DatabaseClient; row: object } | null> {
+    const target = this.#client
+    if (!target) throw new Error('not connected')
+    const { rows } = (await settledWithin(timeoutMs, this.#query(target, text))) ?? {}
+    return rows ? { client: target, row: rows[0] } : null
+  }
+
+  reconnect(): void {
+    this.#backoff = FIRST_BACKOFF_MS
+    if (this.#client || this.#connecting) return
+    clearTimeout(this.#timer)
+    this.#reopen()
+  }
+
+  async close(): Promise<void> {
+    this.#closed = true
+    clearTimeout(this.#timer)
+    const target = this.#client
+    this.#client = undefined
+    this.#channels.clear()
+    await target?.end().catch(() => {})
+  }
+
+  #query(target: DatabaseClient, text: string): Promise<{ rows: object[] }> {
+    const sent = this.#lastSent.then(() => {
+      if (this.#client !== target) throw new Error('connection lost')
       return target.query(text)
     })
-    lastSent = sent.catch(() => {})
+    this.#lastSent = sent.catch(() => {})
     return sent
   }
 
-  const call = (work: () => void) => {
+  #call(work: () => void): void {
     try {
       work()
     } catch (error) {
-      log.error({ err: error }, 'notification handler failed')
+      this.#options.log.error({ err: error }, 'notification handler failed')
     }
   }
 
-  const notifySubscribers = (name: 'onReconnect' | 'onDown') => {
-    for (const { subscriptions } of channels.values())
-      for (const { [name]: callback } of [...subscriptions]) if (callback) call(callback)
+  #notifySubscribers(name: 'onReconnect' | 'onDown'): void {
+    for (const { subscriptions } of this.#channels.values())
+      for (const { [name]: callback } of [...subscriptions]) if (callback) this.#call(callback)
   }
 
-  const drop = (target: DatabaseClient, error: Error) => {
-    if (client !== target) return
-    client = undefined
-    clearTimeout(timer)
+  #drop(target: DatabaseClient, error: Error): void {
+    if (this.#client !== target) return
+    this.#client = undefined
+    clearTimeout(this.#timer)
     // A half-open connection never answers a Terminate message.
     target.destroy()
-    if (closed) return
-    log.warn({ err: error }, 'notification connection lost')
-    call(() => options.onDown?.(error))
-    notifySubscribers('onDown')
-    reconnectLater()
+    if (this.#closed) return
+    this.#options.log.warn({ err: error }, 'notification connection lost')
+    this.#call(() => this.#options.onDown?.(error))
+    this.#notifySubscribers('onDown')
+    this.#reopenLater()
   }
 
-  const reconnect = () => {
-    if (client || connecting || closed) return
-    connecting = true
-    connect()
+  #reopen(): void {
+    if (this.#client || this.#connecting || this.#closed) return
+    this.#connecting = true
+    this.connect()
       .then(
         () => {
-          log.info('notification connection restored')
-          call(() => options.onUp?.())
-          notifySubscribers('onReconnect')
+          this.#options.log.info('notification connection restored')
+          this.#call(() => this.#options.onUp?.())
+          this.#notifySubscribers('onReconnect')
         },
         () => {
-          if (!closed) reconnectLater()
+          if (!this.#closed) this.#reopenLater()
         },
       )
       .finally(() => {
-        connecting = false
+        this.#connecting = false
       })
   }
 
-  const reconnectLater = () => {
-    clearTimeout(timer)
-    timer = setTimeout(reconnect, backoff * (0.5 + Math.random()))
-    backoff = Math.min(backoff * 2, LAST_BACKOFF_MS)
+  #reopenLater(): void {
+    clearTimeout(this.#timer)
+    this.#timer = setTimeout(() => this.#reopen(), this.#backoff * (0.5 + Math.random()))
+    this.#backoff = Math.min(this.#backoff * 2, LAST_BACKOFF_MS)
   }
 
-  const connect = async () => {
+  /** Opens the connection and listens on all channels. */
+  async connect(): Promise<void> {
     const next = new DatabaseClient({
-      connectionString: databaseUrl,
-      application_name: options.applicationName ?? 'muster-listen',
+      connectionString: this.#databaseUrl,
+      application_name: this.#options.applicationName ?? 'muster-listen',
     })
-    next.on('error', error => drop(next, error))
-    next.on('end', () => drop(next, new Error('connection ended')))
+    next.on('error', error => this.#drop(next, error))
+    next.on('end', () => this.#drop(next, new Error('connection ended')))
     next.on('notification', ({ channel, payload }) => {
-      for (const { handler } of [...(channels.get(channel)?.subscriptions ?? [])]) call(() => handler(payload ?? ''))
+      for (const { handler } of [...(this.#channels.get(channel)?.subscriptions ?? [])])
+        this.#call(() => handler(payload ?? ''))
     })
     try {
       await next.connect()
-      const names = [...channels.keys()]
+      const names = [...this.#channels.keys()]
       const lock = randomBytes(8).readBigInt64BE().toString()
       const listens = names.map(name => `listen ${pg.escapeIdentifier(name)}`)
       await next.query([`select pg_advisory_lock(${lock})`, ...listens].join('; '))
-      if (closed) throw new Error('closed')
-      client = next
-      presence = lock
-      lastSent = Promise.resolve()
+      if (this.#closed) throw new Error('closed')
+      this.#client = next
+      this.#presence = lock
+      this.#lastSent = Promise.resolve()
       // Channels that were added while the statement above ran.
-      for (const name of channels.keys())
-        if (!names.includes(name)) await query(next, `listen ${pg.escapeIdentifier(name)}`)
+      for (const name of this.#channels.keys())
+        if (!names.includes(name)) await this.#query(next, `listen ${pg.escapeIdentifier(name)}`)
     } catch (error) {
-      if (client === next) client = undefined
+      if (this.#client === next) this.#client = undefined
       next.destroy()
       throw error
     }
-    backoff = FIRST_BACKOFF_MS
-    scheduleHeartbeat(next)
+    this.#backoff = FIRST_BACKOFF_MS
+    this.#scheduleHeartbeat(next)
   }
 
-  const scheduleHeartbeat = (target: DatabaseClient) => {
-    timer = setTimeout(() => {
-      const timeout = setTimeout(() => drop(target, new Error('heartbeat timed out')), heartbeatTimeoutMs)
-      query(target, 'select 1')
+  #scheduleHeartbeat(target: DatabaseClient): void {
+    this.#timer = setTimeout(() => {
+      const timeout = setTimeout(() => this.#drop(target, new Error('heartbeat timed out')), this.#heartbeatTimeoutMs)
+      this.#query(target, 'select 1')
         .then(
           () => {
-            if (client === target) scheduleHeartbeat(target)
+            if (this.#client === target) this.#scheduleHeartbeat(target)
           },
-          (error: Error) => drop(target, error),
+          (error: Error) => this.#drop(target, error),
         )
         .finally(() => clearTimeout(timeout))
-    }, heartbeatMs)
+    }, this.#heartbeatMs)
   }
 
   /** While the connection is down there is nothing to send: the reconnect listens on all channels. */
-  const send = async (statement: 'listen' | 'unlisten', channel: string): Promise<void> => {
-    const target = client
+  async #send(statement: 'listen' | 'unlisten', channel: string): Promise<void> {
+    const target = this.#client
     if (target)
-      await query(target, `${statement} ${pg.escapeIdentifier(channel)}`).catch((error: Error) => drop(target, error))
-  }
-
-  await connect()
-
-  return {
-    listen(channel, handler, callbacks = {}) {
-      const subscription: Subscription = { handler, ...callbacks }
-      const entry = channels.get(channel) ?? { subscriptions: new Set<Subscription>(), ready: send('listen', channel) }
-      entry.subscriptions.add(subscription)
-      channels.set(channel, entry)
-      const unsubscribe = () => {
-        if (!entry.subscriptions.delete(subscription) || entry.subscriptions.size > 0) return
-        if (channels.get(channel) !== entry) return
-        channels.delete(channel)
-        void send('unlisten', channel)
-      }
-      return Object.assign(unsubscribe, { ready: entry.ready })
-    },
-    healthy: () => client !== undefined,
-    presence: () => presence,
-    async ask(text, timeoutMs) {
-      const target = client
-      if (!target) throw new Error('not connected')
-      const { rows } = (await settledWithin(timeoutMs, query(target, text))) ?? {}
-      return rows ? { client: target, row: rows[0] } : null
-    },
-    reconnect() {
-      backoff = FIRST_BACKOFF_MS
-      if (client || connecting) return
-      clearTimeout(timer)
-      reconnect()
-    },
-    async close() {
-      closed = true
-      clearTimeout(timer)
-      const target = client
-      client = undefined
-      channels.clear()
-      await target?.end().catch(() => {})
-    },
+      await this.#query(target, `${statement} ${pg.escapeIdentifier(channel)}`).catch((error: Error) =>
+        this.#drop(target, error),
+      )
   }
 }

@@ -143,21 +143,20 @@ const UNSENT_HEADERS = new Set([
 ])
 const CREDENTIAL_HEADERS = ['authorization', 'cookie', 'proxy-authorization']
 
-/**
- * Opens the egress client.
- * @throws Error for an invalid entry of `allowHosts`
- */
-export function createEgress(options: EgressOptions): Egress {
-  const allowList = parseAllowHosts(options.allowHosts)
-  const lookup = coalescedLookups(options.resolve)
-  const pools = new Pools(options)
+/** Sends requests to addresses that the rule permits. */
+class EgressClient implements Egress {
+  readonly #allowList: ReturnType<typeof parseAllowHosts>
+  readonly #lookup: ReturnType<typeof coalescedLookups>
+  readonly #pools: Pools
+
+  constructor(options: EgressOptions) {
+    this.#allowList = parseAllowHosts(options.allowHosts)
+    this.#lookup = coalescedLookups(options.resolve)
+    this.#pools = new Pools(options)
+  }
 
   /** Checks a URL against the rule and pins it to the current addresses of its host. */
-  async function resolveTarget(
-    text: string,
-    base: URL | undefined,
-    caller: LookupOptions,
-  ): Promise<Target | Blocked | Failed> {
+  async #resolveTarget(text: string, base: URL | undefined, caller: LookupOptions): Promise<Target | Blocked | Failed> {
     const url = URL.parse(text, base?.href)
     const blocked = (address: string | null, reason: string): Blocked => ({
       kind: 'blocked',
@@ -172,49 +171,51 @@ export function createEgress(options: EgressOptions): Egress {
     let addresses = [host]
     if (!isIP(host)) {
       try {
-        addresses = await abortable(lookup(host, caller), caller.signal)
+        addresses = await abortable(this.#lookup(host, caller), caller.signal)
       } catch (error) {
         return failure(error, 'dns')
       }
       if (addresses.length === 0) return { kind: 'failed', reason: 'dns', message: `${host} has no address` }
     }
-    if (!allowList.allowsHost(host, port)) {
-      const internal = addresses.find(address => !mayReach(address, port))
+    if (!this.#allowList.allowsHost(host, port)) {
+      const internal = addresses.find(address => !this.#mayReach(address, port))
       if (internal !== undefined) return blocked(internal, `${internal} is not a public address`)
     }
     return { kind: 'target', url, addresses }
   }
 
-  function mayReach(address: string, port: number): boolean {
+  #mayReach(address: string, port: number): boolean {
     const parsed = unwrapHostname(address)
-    return parsed !== null && (isPublic(parsed) || allowList.allowsAddress(parsed, port))
+    return parsed !== null && (isPublic(parsed) || this.#allowList.allowsAddress(parsed, port))
   }
 
-  function refusal(text: string): string | null {
+  /** Returns why a URL may not be called, judged without a lookup. */
+  refusal(text: string): string | null {
     const url = URL.parse(text)
     if (!url) return null
     const { host, port } = hostAndPortOf(url)
-    if (allowList.allowsHost(host, port)) return null
-    if (isIP(host)) return mayReach(host, port) ? null : `${host} is not a public address`
-    return /(^|\.)localhost\.?$/.test(host) && !LOOPBACK.some(address => mayReach(address, port))
+    if (this.#allowList.allowsHost(host, port)) return null
+    if (isIP(host)) return this.#mayReach(host, port) ? null : `${host} is not a public address`
+    return /(^|\.)localhost\.?$/.test(host) && !LOOPBACK.some(address => this.#mayReach(address, port))
       ? `${host} is not a public address`
       : null
   }
 
-  async function request(req: EgressRequest): Promise<EgressOutcome> {
+  /** Sends a request and follows its redirects. */
+  async request(req: EgressRequest): Promise<EgressOutcome> {
     const deadline = new Deadline(req.timeoutMs, req.waitMs)
     const abort = () => deadline.abort('aborted')
     if (req.signal?.aborted) abort()
     else req.signal?.addEventListener('abort', abort, { once: true })
     try {
-      return await followRedirects(req, deadline)
+      return await this.#followRedirects(req, deadline)
     } finally {
       deadline.clear()
       req.signal?.removeEventListener('abort', abort)
     }
   }
 
-  async function followRedirects(req: EgressRequest, deadline: Deadline): Promise<EgressOutcome> {
+  async #followRedirects(req: EgressRequest, deadline: Deadline): Promise<EgressOutcome> {
     const { signal } = deadline
     const caller = { tenant: req.tenant, signal, onWait: () => deadline.pause(), onStart: () => deadline.resume() }
     let { method, body } = req
@@ -224,7 +225,7 @@ export function createEgress(options: EgressOptions): Egress {
     let location = req.url
     let from: URL | undefined
     for (let hops = 0; ; hops++) {
-      const to = await resolveTarget(location, from, caller)
+      const to = await this.#resolveTarget(location, from, caller)
       // An invalid location in a webhook's redirect is a failure of the receiver, not a violation of the rule.
       if (to.kind === 'blocked' && from && req.redirectMode === 'repost' && !URL.canParse(location, from.href))
         return { kind: 'failed', reason: 'redirects', message: 'redirect location is not a valid URL' }
@@ -232,7 +233,7 @@ export function createEgress(options: EgressOptions): Egress {
       if (from && from.origin !== to.url.origin)
         for (const name of [...CREDENTIAL_HEADERS, ...(req.sensitiveHeaders ?? [])]) headers.delete(name.toLowerCase())
 
-      const hop = await sendHop(to, { ...req, method, body }, headers, signal)
+      const hop = await this.#sendHop(to, { ...req, method, body }, headers, signal)
       if (hop.kind !== 'redirect') return hop
       if (req.redirectMode === 'repost' && (hop.status === 303 || hops >= req.maxRedirects)) {
         const message = hop.status === 303 ? 'receiver answered 303' : `more than ${req.maxRedirects} redirects`
@@ -254,7 +255,7 @@ export function createEgress(options: EgressOptions): Egress {
   }
 
   /** Sends one hop. The next address of the host is tried only if no request can have been sent. */
-  async function sendHop(
+  async #sendHop(
     to: Target,
     req: EgressRequest,
     headers: SentHeaders,
@@ -265,20 +266,20 @@ export function createEgress(options: EgressOptions): Egress {
       return null
     })
     try {
-      return await sendToAddresses(to, req, headers, signal, call)
+      return await this.#sendToAddresses(to, req, headers, signal, call)
     } finally {
       call?.end()
     }
   }
 
-  async function sendToAddresses(
+  async #sendToAddresses(
     to: Target,
     req: EgressRequest,
     headers: SentHeaders,
     signal: AbortSignal,
     call: HostCall | null,
   ): Promise<EgressOutcome | { kind: 'redirect'; status: number; location: string }> {
-    const candidates = pools.candidates(to)
+    const candidates = this.#pools.candidates(to)
     for (const [index, pool] of candidates.entries()) {
       if (signal.aborted) return failure(signal.reason, 'aborted')
       try {
@@ -318,7 +319,8 @@ export function createEgress(options: EgressOptions): Egress {
     return { kind: 'failed', reason: 'aborted', message: 'the egress client is closed' }
   }
 
-  async function egressFetch(
+  /** Sends a request of a library. */
+  async fetch(
     input: string | URL | Request,
     { tenant, maxBytes = DEFAULT_FETCH_BYTES, maxValues, untimed = false, ...init }: EgressFetchInit = {},
   ): Promise<Response> {
@@ -335,7 +337,7 @@ export function createEgress(options: EgressOptions): Egress {
         : init
     const signal = merged.signal ?? undefined
     signal?.throwIfAborted()
-    const to = await resolveTarget(input instanceof Request ? input.url : String(input), undefined, {
+    const to = await this.#resolveTarget(input instanceof Request ? input.url : String(input), undefined, {
       tenant,
       signal,
     })
@@ -348,7 +350,7 @@ export function createEgress(options: EgressOptions): Egress {
     if (!headers.has('accept-encoding')) headers.set('accept-encoding', ACCEPT_ENCODING)
     const body = merged.body instanceof globalThis.FormData ? toUndiciFormData(merged.body) : merged.body
     const isRepeatable = body == null || typeof body === 'string' || body instanceof Uint8Array
-    const candidates = pools.candidates(to)
+    const candidates = this.#pools.candidates(to)
     const call = await beginHostCall(to.url.host, signal)
     for (const [index, pool] of candidates.entries()) {
       try {
@@ -376,7 +378,24 @@ export function createEgress(options: EgressOptions): Egress {
     throw new TypeError('fetch failed', { cause: new Error('the egress client is closed') })
   }
 
-  return { refusal, request, fetch: egressFetch, close: () => pools.close() }
+  /** Closes all connections. */
+  close(): Promise<void> {
+    return this.#pools.close()
+  }
+}
+
+/**
+ * Opens the egress client. Its functions need no receiver: libraries get `fetch` alone.
+ * @throws Error for an invalid entry of `allowHosts`
+ */
+export function createEgress(options: EgressOptions): Egress {
+  const client = new EgressClient(options)
+  return {
+    refusal: url => client.refusal(url),
+    request: request => client.request(request),
+    fetch: (input, init) => client.fetch(input, init),
+    close: () => client.close(),
+  }
 }
 
 /** Addresses of `localhost` (RFC 6761). */

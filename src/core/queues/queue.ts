@@ -278,43 +278,25 @@ const deadLetterColumns = `j.id, coalesce(j.source_name, regexp_replace(j.name, 
   j.source_output as error, coalesce(j.source_retry_count, 0) + 1 as attempts, j.source_created_on as sent_at,
   j.created_on as died_at`
 
-/**
- * Opens the queues for sending. Creates and migrates nothing (see createQueuesInDatabase) and throws if the schema is
- * missing or has another version. `connections` bounds the pool. With `supervise` (worker processes) this process takes
- * part in pg-boss's maintenance, which pg-boss coordinates between processes, on an additional connection.
- */
-export async function openQueues(options: {
+type OpeningOptions = {
   databaseUrl: string
   connections: number
   applicationName?: string
   supervise?: boolean
   notifier: Pick<Notifier, 'notify'>
   log: Logger
-}): Promise<Queues> {
-  const { log, notifier } = options
-  const start = async (
-    sessionOptions: string,
-    more: ConstructorOptions & { idleTimeoutMillis?: number; statement_timeout?: number },
-  ) => {
-    const boss = new PgBoss({
-      connectionString: withParameters(options.databaseUrl, { options: sessionOptions }),
-      // Options of pg's pool, which pg-boss passes on; its type lacks them.
-      ...{ Client: DatabaseClient, ...SESSION_TIMEOUTS },
-      application_name: options.applicationName ?? 'muster-queue',
-      schema,
-      migrate: false,
-      createSchema: false,
-      schedule: false,
-      supervise: false,
-      ...more,
-    })
-    boss.on('error', error => log.error({ err: error }, 'queue error'))
-    boss.on('warning', warning => log.warn({ warning }, 'queue warning'))
-    return boss.start()
-  }
-  const boss = await start(`${plannerOptions} ${KEEPALIVE_OPTIONS}`, { max: options.connections })
+}
+
+/**
+ * Opens the queues for sending. Creates and migrates nothing (see createQueuesInDatabase) and throws if the schema is
+ * missing or has another version. `connections` bounds the pool. With `supervise` (worker processes) this process takes
+ * part in pg-boss's maintenance, which pg-boss coordinates between processes, on an additional connection.
+ */
+export async function openQueues(options: OpeningOptions): Promise<Queues> {
+  const { notifier } = options
+  const boss = await startBoss(options, `${plannerOptions} ${KEEPALIVE_OPTIONS}`, { max: options.connections })
   const supervisor = options.supervise
-    ? await start(KEEPALIVE_OPTIONS, {
+    ? await startBoss(options, KEEPALIVE_OPTIONS, {
         max: 1,
         statement_timeout: MAINTENANCE_MS,
         // Used every minute: reconnecting each time would be a twentieth of the cost of an idle worker.
@@ -394,76 +376,105 @@ export async function openQueues(options: {
       notifier.notify(...(await insert(db, messages)))
     },
 
-    async stats() {
-      const declared = queues.all()
-      const { rows } = await db.executeSql(statsSql, [declared.flatMap(({ name }) => [name, deadLetterQueue(name)])])
-      const byName = new Map(rows.map(row => [row.name as string, row]))
-      return declared.map(({ name, concern }) => {
-        const { waiting, delayed, active, oldest_seconds } = byName.get(name)
-        return {
-          queue: name,
-          concern,
-          waiting,
-          delayed,
-          active,
-          dead: byName.get(deadLetterQueue(name)).waiting,
-          oldest_seconds,
-        }
-      })
-    },
+    stats: () => queueStats(db),
 
-    deadLetters: {
-      async list({ queue, limit = 100 } = {}) {
-        const names = queue
-          ? [deadLetterQueue(queue)]
-          : queues
-              .all()
-              .map(queue => queue.name)
-              .map(deadLetterQueue)
-        const { rows } = await db.executeSql(
-          `select ${deadLetterColumns} from ${schema}.job_common j
-           where j.name = any($1) and j.state < 'active' order by j.created_on desc limit $2`,
-          [names, limit],
-        )
-        return rows
-      },
-      async inspect(id) {
-        const names = queues
-          .all()
-          .map(queue => queue.name)
-          .map(deadLetterQueue)
-        const { rows } = await db.executeSql(
-          `select ${deadLetterColumns} from ${schema}.job_common j where j.name = any($1) and j.id = $2`,
-          [names, id],
-        )
-        return rows[0] ?? null
-      },
-      async replay({ queue, ids, limit }) {
-        const name = deadLetterQueue(queue)
-        await db.executeSql(
-          `update ${schema}.job_common set data = ${withoutLosses('data')}
-           where name = $1 and state < 'active' and data ? '${LOSSES}' and ($2::uuid[] is null or id = any ($2))`,
-          [name, ids ?? null],
-        )
-        const moved = await boss.redrive(name, {
-          ...(ids ? { ids } : {}),
-          ...(limit ? { limit } : {}),
-        })
-        if (moved > 0) wake(queue, 'now')
-        return moved
-      },
-      async remove({ queue, id }) {
-        const { rows } = await db.executeSql(
-          `delete from ${schema}.job_common where name = $1 and id = $2 and state < 'active' returning id`,
-          [deadLetterQueue(queue), id],
-        )
-        return rows.length === 1
-      },
-    },
+    deadLetters: deadLettersIn(boss, wake),
 
     async close() {
       await supervisor?.stop({ graceful: false, close: true })
       await boss.stop({ graceful: false, close: true })
+    },
+  }
+}
+
+function startBoss(
+  { databaseUrl, applicationName = 'muster-queue', log }: OpeningOptions,
+  sessionOptions: string,
+  more: ConstructorOptions & { idleTimeoutMillis?: number; statement_timeout?: number },
+): Promise<PgBoss> {
+  const boss = new PgBoss({
+    connectionString: withParameters(databaseUrl, { options: sessionOptions }),
+    // Options of pg's pool, which pg-boss passes on; its type lacks them.
+    ...{ Client: DatabaseClient, ...SESSION_TIMEOUTS },
+    application_name: applicationName,
+    schema,
+    migrate: false,
+    createSchema: false,
+    schedule: false,
+    supervise: false,
+    ...more,
+  })
+  boss.on('error', error => log.error({ err: error }, 'queue error'))
+  boss.on('warning', warning => log.warn({ warning }, 'queue warning'))
+  return boss.start()
+}
+
+async function queueStats(db: SqlExecutor): Promise<QueueStats[]> {
+  const declared = queues.all()
+  const { rows } = await db.executeSql(statsSql, [declared.flatMap(({ name }) => [name, deadLetterQueue(name)])])
+  const byName = new Map(rows.map(row => [row.name as string, row]))
+  return declared.map(({ name, concern }) => {
+    const { waiting, delayed, active, oldest_seconds } = byName.get(name)
+    return {
+      queue: name,
+      concern,
+      waiting,
+      delayed,
+      active,
+      dead: byName.get(deadLetterQueue(name)).waiting,
+      oldest_seconds,
+    }
+  })
+}
+
+function deadLettersIn(boss: PgBoss, wake: Queues['wake']): Queues['deadLetters'] {
+  const db = boss.getDb()
+  return {
+    async list({ queue, limit = 100 } = {}) {
+      const names = queue
+        ? [deadLetterQueue(queue)]
+        : queues
+            .all()
+            .map(queue => queue.name)
+            .map(deadLetterQueue)
+      const { rows } = await db.executeSql(
+        `select ${deadLetterColumns} from ${schema}.job_common j
+         where j.name = any($1) and j.state < 'active' order by j.created_on desc limit $2`,
+        [names, limit],
+      )
+      return rows
+    },
+    async inspect(id) {
+      const names = queues
+        .all()
+        .map(queue => queue.name)
+        .map(deadLetterQueue)
+      const { rows } = await db.executeSql(
+        `select ${deadLetterColumns} from ${schema}.job_common j where j.name = any($1) and j.id = $2`,
+        [names, id],
+      )
+      return rows[0] ?? null
+    },
+    async replay({ queue, ids, limit }) {
+      const name = deadLetterQueue(queue)
+      await db.executeSql(
+        `update ${schema}.job_common set data = ${withoutLosses('data')}
+         where name = $1 and state < 'active' and data ? '${LOSSES}' and ($2::uuid[] is null or id = any ($2))`,
+        [name, ids ?? null],
+      )
+      const moved = await boss.redrive(name, {
+        ...(ids ? { ids } : {}),
+        ...(limit ? { limit } : {}),
+      })
+      if (moved > 0) wake(queue, 'now')
+      return moved
+    },
+    async remove({ queue, id }) {
+      const { rows } = await db.executeSql(
+        `delete from ${schema}.job_common where name = $1 and id = $2 and state < 'active' returning id`,
+        [deadLetterQueue(queue), id],
+      )
+      return rows.length === 1
     },
   }
 }

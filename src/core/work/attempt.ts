@@ -84,6 +84,122 @@ export type FailedWork<Row, Columns> = {
   error: unknown
 }
 
+/** The claim of an attempt and its writes, until it is settled or lost. */
+class AttemptClaim<Row, Columns> {
+  readonly #context: JobContext
+  readonly #message: WorkMessage
+  readonly #claim: WorkClaim & Columns
+  readonly #entity: Row
+  readonly #options: AttemptOptions<Row, Columns>
+  readonly #lost = new AbortController()
+  /** Aborted when the claim is lost, or when the worker stops without waiting. */
+  readonly live: AbortSignal
+  #isFinished = false
+
+  constructor(
+    context: JobContext,
+    message: WorkMessage,
+    { claim, entity }: { claim: WorkClaim & Columns; entity: Row },
+    options: AttemptOptions<Row, Columns>,
+  ) {
+    this.#context = context
+    this.#message = message
+    this.#claim = claim
+    this.#entity = entity
+    this.#options = options
+    this.live = AbortSignal.any([context.signal, this.#lost.signal])
+  }
+
+  /** Whether the last transaction of the attempt is written. */
+  get isFinished(): boolean {
+    return this.#isFinished
+  }
+
+  /** Returns the functions of the attempt for the code that does the work. */
+  attempt(): WorkAttempt<Row, Columns> {
+    const { services, stopping } = this.#context
+    const { table } = this.#options
+    const claim = this.#claim
+    return {
+      services,
+      claim,
+      entity: this.#entity,
+      signal: this.live,
+      stopping,
+      write: work => this.#transact(async tx => work(tx, (await table.lock(tx, claim)) ?? this.#lose())),
+      fence: tx => this.#set(tx, sql.fragment`claims = a.claims`),
+      set: (db, assignments) => this.#set(db, assignments),
+      settle: work => this.settle(work),
+      suspend: work =>
+        this.#finish(async tx => {
+          const assignments = await work(tx, (await table.lock(tx, claim)) ?? this.#lose())
+          if (assignments) await this.#set(tx, assignments)
+        }),
+      reschedule: delayMs => this.requeue(delayMs, false),
+    }
+  }
+
+  /** Ends the calls of a superseded attempt. Errors are left to the renewal of the message. */
+  async watch(): Promise<void> {
+    const isCurrent = await this.#options.table.isCurrent(this.#context.services.pool, this.#claim).catch(() => true)
+    if (!isCurrent && !this.#isFinished) this.#lost.abort(new ClaimLostError())
+  }
+
+  settle<T>(work: (tx: Tx, entity: Row) => Promise<T>): Promise<T> {
+    return this.#finish(async tx => work(tx, (await this.#options.table.remove(tx, this.#claim)) ?? this.#lose()))
+  }
+
+  /** Makes the item due again after `delayMs`; `failed` counts a failure. */
+  requeue(delayMs: number, failed: boolean): Promise<void> {
+    const { queue, table } = this.#options
+    return this.#finish(async tx => {
+      if (!(await table.requeue(tx, this.#claim, { delayMs, failed }))) this.#lose()
+      tx.send(queue, this.#message, delayMs > 0 ? { startAfter: timeIn(delayMs) } : {})
+    })
+  }
+
+  /** Requeues the item for the redelivery of its message, without counting the attempt. False if the claim is lost. */
+  requeueUncounted(): Promise<boolean> {
+    const { services, signal } = this.#context
+    const requeue = () => this.#options.table.requeue(services.pool, this.#claim, { delayMs: 0, failed: false })
+    return retryWhileUnavailable(requeue, { signal })
+  }
+
+  #lose(): never {
+    const error = new ClaimLostError()
+    this.#lost.abort(error)
+    throw error
+  }
+
+  async #set(db: Queryable, assignments: Fragment): Promise<void> {
+    if (!(await this.#options.table.set(db, this.#claim, assignments))) this.#lose()
+  }
+
+  async #transact<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
+    this.live.throwIfAborted()
+    const locked = async (tx: Tx) => {
+      await this.#options.lockFirst?.(tx, this.#entity)
+      return work(tx)
+    }
+    return retryWhileUnavailable(() => this.#context.services.write(locked), { signal: this.live })
+  }
+
+  /** Runs the last transaction of the attempt, which also completes the message. */
+  async #finish<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
+    const { services } = this.#context
+    const { name } = this.#options
+    const value = await this.#transact(async tx => {
+      const result = await work(tx)
+      this.#context.complete(tx)
+      await injectFault(services, `${name}/ending`)
+      return result
+    })
+    this.#isFinished = true
+    await injectFault(services, `${name}/ended`)
+    return value
+  }
+}
+
 /**
  * Runs one attempt and writes its log line.
  * @throws RequeueError when the worker stops or `run` throws it, and transient database errors: both leave the message to the
@@ -92,101 +208,26 @@ export type FailedWork<Row, Columns> = {
 export async function runAttempt<Row, Columns>(
   context: JobContext,
   message: WorkMessage,
-  { claim, entity }: { claim: WorkClaim & Columns; entity: Row },
+  claimed: { claim: WorkClaim & Columns; entity: Row },
   options: AttemptOptions<Row, Columns>,
 ): Promise<void> {
   const { services, signal, stopping } = context
-  const { name, queue, table, retry } = options
+  const { claim, entity } = claimed
+  const { name } = options
   const started = performance.now()
-  const lost = new AbortController()
-  const live = AbortSignal.any([signal, lost.signal])
+  const item = new AttemptClaim(context, message, claimed, options)
   const log = (fields: AttemptFields, error?: unknown): void =>
     logAttempt(services.log, name, started, { ...options.ids(entity, claim), attempt: claim.claims, ...fields }, error)
-  const loseClaim = (): never => {
-    const error = new ClaimLostError()
-    lost.abort(error)
-    throw error
-  }
-  let isFinished = false
-  // Ends the calls of a superseded attempt. Errors are left to the renewal of the message.
-  const watch = setInterval(async () => {
-    const isCurrent = await table.isCurrent(services.pool, claim).catch(() => true)
-    if (!isCurrent && !isFinished) lost.abort(new ClaimLostError())
-  }, options.leaseMs / 3)
-  const transact = <T>(work: (tx: Tx) => Promise<T>): Promise<T> => {
-    live.throwIfAborted()
-    const locked = async (tx: Tx) => {
-      await options.lockFirst?.(tx, entity)
-      return work(tx)
-    }
-    return retryWhileUnavailable(() => services.write(locked), { signal: live })
-  }
-  /** Runs the last transaction of the attempt, which also completes the message. */
-  const finish = async <T>(work: (tx: Tx) => Promise<T>): Promise<T> => {
-    const value = await transact(async tx => {
-      const result = await work(tx)
-      context.complete(tx)
-      await injectFault(services, `${name}/ending`)
-      return result
-    })
-    isFinished = true
-    await injectFault(services, `${name}/ended`)
-    return value
-  }
-  const requeue = (delayMs: number, failed: boolean): Promise<void> =>
-    finish(async tx => {
-      if (!(await table.requeue(tx, claim, { delayMs, failed }))) loseClaim()
-      tx.send(queue, message, delayMs > 0 ? { startAfter: timeIn(delayMs) } : {})
-    })
-  const settle = <T>(work: (tx: Tx, entity: Row) => Promise<T>): Promise<T> =>
-    finish(async tx => work(tx, (await table.remove(tx, claim)) ?? loseClaim()))
-  const attempt: WorkAttempt<Row, Columns> = {
-    services,
-    claim,
-    entity,
-    signal: live,
-    stopping,
-    write: work => transact(async tx => work(tx, (await table.lock(tx, claim)) ?? loseClaim())),
-    async fence(tx) {
-      if (!(await table.set(tx, claim, sql.fragment`claims = a.claims`))) loseClaim()
-    },
-    async set(db, assignments) {
-      if (!(await table.set(db, claim, assignments))) loseClaim()
-    },
-    settle,
-    suspend: work =>
-      finish(async tx => {
-        const assignments = await work(tx, (await table.lock(tx, claim)) ?? loseClaim())
-        if (assignments && !(await table.set(tx, claim, assignments))) loseClaim()
-      }),
-    reschedule: delayMs => requeue(delayMs, false),
-  }
-  /** Requeues the item for the redelivery of its message, without counting the attempt. */
-  const requeueUncounted = async (): Promise<void> => {
-    await retryWhileUnavailable(() => table.requeue(services.pool, claim, { delayMs: 0, failed: false }), { signal })
-    log({ outcome: 'requeued' })
-  }
-  const recordFailure = async (error: unknown): Promise<AttemptFields> => {
-    const deferralMs = options.deferral(error, claim)
-    if (deferralMs !== null) {
-      await requeue(deferralMs, false)
-      return { outcome: 'deferred', next_ms: deferralMs }
-    }
-    if (options.isFinal(error) || claim.failures + 1 >= retry.attempts) {
-      const fields = await settle((tx, row) => options.fail(tx, { services, entity: row, claim, error }))
-      return { outcome: 'failed', code: codeOf(error), decision: 'abandoned', ...fields }
-    }
-    const delayMs = retry.delayMs(claim.failures)
-    await requeue(delayMs, true)
-    return { outcome: 'retry', code: codeOf(error), decision: 'retry', next_ms: delayMs }
-  }
+  const requeueUncounted = async (): Promise<void> =>
+    log({ outcome: (await item.requeueUncounted()) ? 'requeued' : 'claim_lost' })
+  const watch = setInterval(() => item.watch(), options.leaseMs / 3)
   try {
     await injectFault(services, `${name}/claimed`)
-    const fields = await options.run(attempt)
-    if (!isFinished) throw new Error(`${name} returned without settle, suspend or reschedule`)
+    const fields = await options.run(item.attempt())
+    if (!item.isFinished) throw new Error(`${name} returned without settle, suspend or reschedule`)
     log(fields)
   } catch (error) {
-    if (isFinished) {
+    if (item.isFinished) {
       services.log.error({ err: error, work: name, ...options.ids(entity, claim) }, 'work failed after settlement')
       return
     }
@@ -194,13 +235,13 @@ export async function runAttempt<Row, Columns>(
       await requeueUncounted()
       throw new RequeueError('worker is stopping')
     }
-    if (error instanceof ClaimLostError || live.aborted) return log({ outcome: 'claim_lost' })
+    if (error instanceof ClaimLostError || item.live.aborted) return log({ outcome: 'claim_lost' })
     if (isTransient(error)) {
       await requeueUncounted()
       throw error
     }
     try {
-      log(await recordFailure(error), error)
+      log(await recordFailure(services, item, claim, error, options), error)
     } catch (failure) {
       if (!(failure instanceof ClaimLostError)) throw failure
       log({ outcome: 'claim_lost' })
@@ -208,4 +249,26 @@ export async function runAttempt<Row, Columns>(
   } finally {
     clearInterval(watch)
   }
+}
+
+/** Defers, requeues or abandons the item after a failed attempt. */
+async function recordFailure<Row, Columns>(
+  services: Services,
+  item: AttemptClaim<Row, Columns>,
+  claim: WorkClaim & Columns,
+  error: unknown,
+  { deferral, isFinal, retry, fail }: AttemptOptions<Row, Columns>,
+): Promise<AttemptFields> {
+  const deferralMs = deferral(error, claim)
+  if (deferralMs !== null) {
+    await item.requeue(deferralMs, false)
+    return { outcome: 'deferred', next_ms: deferralMs }
+  }
+  if (isFinal(error) || claim.failures + 1 >= retry.attempts) {
+    const fields = await item.settle((tx, row) => fail(tx, { services, entity: row, claim, error }))
+    return { outcome: 'failed', code: codeOf(error), decision: 'abandoned', ...fields }
+  }
+  const delayMs = retry.delayMs(claim.failures)
+  await item.requeue(delayMs, true)
+  return { outcome: 'retry', code: codeOf(error), decision: 'retry', next_ms: delayMs }
 }

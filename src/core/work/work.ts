@@ -126,102 +126,184 @@ const SWEEP_REST = 20
 const SEND_BATCH = 500
 
 /** Declares a kind of durable work. Modules list it in `work`. */
-export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>): Work<Row, S> {
-  const { name, concern, sweep: sweeping, beforeClaim, chain, stall } = declaration
-  const queue: Queue<WorkMessage> = entityMailbox(name, {
-    message: z.object({ entity_id: z.string(), work_id: z.string(), project_id: z.string() }),
-    key: message => message.work_id,
-    project: message => message.project_id,
-    concern,
-    // Failures of an item are counted in its row. This limit is for failures that could not be recorded.
-    retry: { limit: 8, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
-    leaseSeconds: typeof declaration.leaseSeconds === 'number' ? declaration.leaseSeconds : MAX_MESSAGE_LEASE_SECONDS,
-  })
-  const table = workTable<Row, Columns<S>>(queue, {
-    pausable: false,
-    waitStates: [],
-    keepsRow: false,
-    locksEntity: true,
-    ...declaration,
-  })
-  const retryOf = (config: Config): RetryRule =>
-    typeof declaration.retry === 'function' ? declaration.retry(config) : declaration.retry
-  const leaseSecondsOf = (config: Config): number =>
-    typeof declaration.leaseSeconds === 'function' ? declaration.leaseSeconds(config) : queue.leaseSeconds
-  const { fail } = declaration
-  const lostError = declaration.lostError ?? executorLost
+export const work = <Row, S extends Shape>(declaration: WorkDeclaration<Row, S>): Work<Row, S> =>
+  new WorkKind(declaration)
 
-  const handle = async (message: WorkMessage, context: JobContext): Promise<void> => {
-    if (await beforeClaim?.(message, context)) return
-    const { services } = context
-    const claimed = await table.claim(services.pool, { entity: message.entity_id, id: message.work_id })
-    if (!claimed) return void (await declaration.onUnclaimed?.(message, context))
-    const { config } = services
-    const retry = retryOf(config)
-    const isLost = claimed.claim.losses > retry.losses
-    await withTriggerChain(chain?.(claimed.entity), () =>
-      runAttempt(context, message, claimed, {
-        name,
-        queue,
-        table,
-        retry,
-        leaseMs: leaseSecondsOf(config) * 1000,
-        ids: declaration.ids,
-        lockFirst: declaration.lockFirst,
-        run: isLost ? attempt => abandonLost(attempt, lostError(claimed.claim)) : declaration.run,
-        fail,
-        isFinal: declaration.isFinal ?? (() => false),
-        deferral: declaration.deferral ?? (() => null),
-      }),
+class WorkKind<Row, S extends Shape> implements Work<Row, S> {
+  readonly name: string
+  readonly queue: Queue<WorkMessage>
+  readonly table: WorkTable<Row, Columns<S>>
+  readonly pausable: boolean
+  readonly handler: Handler
+  readonly schedule: Schedule
+  readonly #declaration: WorkDeclaration<Row, S>
+  /** Time before which the sweep of all projects rests. */
+  #restUntil = 0
+
+  constructor(declaration: WorkDeclaration<Row, S>) {
+    const { name, concern, leaseSeconds, sweep } = declaration
+    this.#declaration = declaration
+    this.name = name
+    this.pausable = declaration.pausable === true
+    this.queue = entityMailbox(name, {
+      message: z.object({ entity_id: z.string(), work_id: z.string(), project_id: z.string() }),
+      key: message => message.work_id,
+      project: message => message.project_id,
+      concern,
+      // Failures of an item are counted in its row. This limit is for failures that could not be recorded.
+      retry: { limit: 8, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+      leaseSeconds: typeof leaseSeconds === 'number' ? leaseSeconds : MAX_MESSAGE_LEASE_SECONDS,
+    })
+    this.table = workTable<Row, Columns<S>>(this.queue, {
+      pausable: false,
+      waitStates: [],
+      keepsRow: false,
+      locksEntity: true,
+      ...declaration,
+    })
+    this.handler = handler(
+      this.queue,
+      {
+        concurrency: declaration.concurrency,
+        leaseSeconds: config => this.#leaseSeconds(config),
+        boundsLosses: true,
+        // The sweep sends another message for work that is retried until it succeeds.
+        onExhausted: async ({ entity_id, work_id }, error, services) => {
+          if (this.#retryRule(services.config).attempts < UNLIMITED.attempts)
+            await this.abandon(services, { entity: entity_id, id: work_id }, error)
+        },
+      },
+      (message, context) => this.#handle(message, context),
+    )
+    this.schedule = schedule(
+      `${name} sweep`,
+      sweep.seconds,
+      sweepQueueOf(concern),
+      { work: name, project_id: null },
+      sweep.dueIf,
     )
   }
-  const abandonLost = async (attempt: WorkAttempt<Row, Columns<S>>, error: AppError): Promise<AttemptFields> => {
-    const { services, claim } = attempt
-    const fields = await attempt.settle((tx, entity) => fail(tx, { services, entity, claim, error }))
-    return { outcome: 'failed', decision: 'abandoned', losses: claim.losses, ...fields }
+
+  wake(
+    outbox: Pick<Outbox, 'send'>,
+    item: WorkRef & { project_id: string },
+    options?: { startAfter?: Date; priority?: number },
+  ): void {
+    outbox.send(this.queue, messageOf(item), options)
   }
 
-  const abandonStalled = async (services: Services, entity: string): Promise<boolean> => {
+  abandon(services: Services, ref: WorkRef, error: unknown): Promise<void> {
+    return services.write(async tx => {
+      const claimed = await this.table.claim(tx, ref)
+      if (!claimed) return
+      const entity = await this.table.remove(tx, claimed.claim)
+      if (entity) await this.#declaration.fail(tx, { services, entity, claim: claimed.claim, error })
+    })
+  }
+
+  async wakeOverdue(
+    services: Pick<Services, 'pool' | 'queues'>,
+    { limit, dryRun }: { limit: number; dryRun: boolean },
+  ): Promise<number> {
+    let count = 0
+    for await (const page of this.#duePages(services, null, null)) {
+      const items = page.slice(0, limit - count)
+      if (!dryRun) await this.#sendWakeUps(services, items)
+      count += items.length
+      if (count === limit) break
+    }
+    return count
+  }
+
+  async abandonStalled(services: Services, entity: string): Promise<boolean> {
+    const { stall, fail, ids } = this.#declaration
     if (!stall) return false
     const limits = stall.limits(services.config)
     // Null: the item has been settled. An active item is not locked.
-    const isStalled = await table.isStalled(services.pool, entity, limits)
+    const isStalled = await this.table.isStalled(services.pool, entity, limits)
     if (!isStalled) return isStalled === null
     await services.write(async tx => {
-      const item = await table.removeStalled(tx, entity, limits)
+      const item = await this.table.removeStalled(tx, entity, limits)
       if (!item) return
       const error = stall.error(item.state)
       const fields = await fail(tx, { services, entity: item.entity, claim: item.claim, error })
       services.log.warn(
-        { work: name, ...declaration.ids(item.entity, item.claim), outcome: 'failed', decision: 'stalled', ...fields },
+        { work: this.name, ...ids(item.entity, item.claim), outcome: 'failed', decision: 'stalled', ...fields },
         'work abandoned',
       )
     })
     return true
   }
 
-  const messageOf = ({ entity, id, project_id }: WorkRef & { project_id: string }): WorkMessage => ({
-    entity_id: entity,
-    work_id: id,
-    project_id,
-  })
-  const sendWakeUps = async (
-    { queues }: Pick<Services, 'queues'>,
-    items: readonly (WorkRef & { project_id: string })[],
-  ): Promise<void> => {
-    for (let at = 0; at < items.length; at += SEND_BATCH)
-      await queues.send(items.slice(at, at + SEND_BATCH).map(item => queueMessage(queue, messageOf(item))))
+  async sweep(services: Services, stopping: AbortSignal, projectId: string | null = null): Promise<void> {
+    const started = performance.now()
+    if (projectId !== null) return void (await this.#sweepDue(services, stopping, projectId))
+    if (started >= this.#restUntil && (await this.#sweepDue(services, stopping, null)) > 1)
+      this.#restUntil = performance.now() + SWEEP_REST * (performance.now() - started)
+    if (!stopping.aborted) await this.#declaration.sweep.also?.(services, stopping)
   }
 
-  let restUntil = 0
+  #retryRule(config: Config): RetryRule {
+    const { retry } = this.#declaration
+    return typeof retry === 'function' ? retry(config) : retry
+  }
+
+  #leaseSeconds(config: Config): number {
+    const { leaseSeconds } = this.#declaration
+    return typeof leaseSeconds === 'function' ? leaseSeconds(config) : this.queue.leaseSeconds
+  }
+
+  async #handle(message: WorkMessage, context: JobContext): Promise<void> {
+    const declaration = this.#declaration
+    const { name, queue, table } = this
+    if (await declaration.beforeClaim?.(message, context)) return
+    const { services } = context
+    const claimed = await table.claim(services.pool, { entity: message.entity_id, id: message.work_id })
+    if (!claimed) return void (await declaration.onUnclaimed?.(message, context))
+    const { config } = services
+    const retry = this.#retryRule(config)
+    const isLost = claimed.claim.losses > retry.losses
+    await withTriggerChain(declaration.chain?.(claimed.entity), () =>
+      runAttempt(context, message, claimed, {
+        name,
+        queue,
+        table,
+        retry,
+        leaseMs: this.#leaseSeconds(config) * 1000,
+        ids: declaration.ids,
+        lockFirst: declaration.lockFirst,
+        run: isLost ? attempt => this.#abandonLost(attempt) : declaration.run,
+        fail: declaration.fail,
+        isFinal: declaration.isFinal ?? (() => false),
+        deferral: declaration.deferral ?? (() => null),
+      }),
+    )
+  }
+
+  async #abandonLost(attempt: WorkAttempt<Row, Columns<S>>): Promise<AttemptFields> {
+    const { services, claim } = attempt
+    const { fail, lostError = executorLost } = this.#declaration
+    const error = lostError(claim)
+    const fields = await attempt.settle((tx, entity) => fail(tx, { services, entity, claim, error }))
+    return { outcome: 'failed', decision: 'abandoned', losses: claim.losses, ...fields }
+  }
+
+  async #sendWakeUps(
+    { queues }: Pick<Services, 'queues'>,
+    items: readonly (WorkRef & { project_id: string })[],
+  ): Promise<void> {
+    for (let at = 0; at < items.length; at += SEND_BATCH)
+      await queues.send(items.slice(at, at + SEND_BATCH).map(item => queueMessage(this.queue, messageOf(item))))
+  }
+
   /** Yields the stalled items and those without a message of each page of overdue items. */
-  async function* duePages(
+  async *#duePages(
     { pool }: Pick<Services, 'pool'>,
     limits: StallLimits | null,
     projectId: string | null,
   ): AsyncGenerator<readonly DueItem[]> {
     for (let after: DueCursor | null = null; ; ) {
-      const page: DuePage = await table.listDue(pool, limits, {
+      const page: DuePage = await this.table.listDue(pool, limits, {
         lateSeconds: LATE_SECONDS,
         projectId,
         after,
@@ -234,76 +316,28 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
   }
 
   /** Wakes and abandons overdue items. Returns the number of pages read. */
-  async function sweepDue(services: Services, stopping: AbortSignal, projectId: string | null): Promise<number> {
+  async #sweepDue(services: Services, stopping: AbortSignal, projectId: string | null): Promise<number> {
+    const limits = this.#declaration.stall?.limits(services.config) ?? null
     let pages = 0
-    for await (const items of duePages(services, stall?.limits(services.config) ?? null, projectId)) {
+    for await (const items of this.#duePages(services, limits, projectId)) {
       pages++
       const { waiting = [], stalled = [] } = Object.groupBy(items, item => (item.stalled ? 'stalled' : 'waiting'))
-      await sendWakeUps(services, waiting)
+      await this.#sendWakeUps(services, waiting)
       for (const { entity, id } of stalled) {
         if (stopping.aborted) return pages
-        await isolateFailures(services, { work: name, work_id: id }, () => abandonStalled(services, entity))
+        await isolateFailures(services, { work: this.name, work_id: id }, () => this.abandonStalled(services, entity))
       }
       if (stopping.aborted) break
     }
     return pages
   }
-
-  const declared: Work<Row, S> = {
-    name,
-    queue,
-    table,
-    pausable: declaration.pausable === true,
-    wake: (outbox, item, options) => outbox.send(queue, messageOf(item), options),
-    abandon: (services, ref, error) =>
-      services.write(async tx => {
-        const claimed = await table.claim(tx, ref)
-        if (!claimed) return
-        const entity = await table.remove(tx, claimed.claim)
-        if (entity) await fail(tx, { services, entity, claim: claimed.claim, error })
-      }),
-    async wakeOverdue(services, { limit, dryRun }) {
-      let count = 0
-      for await (const page of duePages(services, null, null)) {
-        const items = page.slice(0, limit - count)
-        if (!dryRun) await sendWakeUps(services, items)
-        count += items.length
-        if (count === limit) break
-      }
-      return count
-    },
-    abandonStalled,
-    async sweep(services, stopping, projectId = null) {
-      const started = performance.now()
-      if (projectId !== null) return void (await sweepDue(services, stopping, projectId))
-      if (started >= restUntil && (await sweepDue(services, stopping, null)) > 1)
-        restUntil = performance.now() + SWEEP_REST * (performance.now() - started)
-      if (!stopping.aborted) await sweeping.also?.(services, stopping)
-    },
-    handler: handler(
-      queue,
-      {
-        concurrency: declaration.concurrency,
-        leaseSeconds: leaseSecondsOf,
-        boundsLosses: true,
-        // The sweep sends another message for work that is retried until it succeeds.
-        onExhausted: async ({ entity_id, work_id }, error, services) => {
-          if (retryOf(services.config).attempts < UNLIMITED.attempts)
-            await declared.abandon(services, { entity: entity_id, id: work_id }, error)
-        },
-      },
-      handle,
-    ),
-    schedule: schedule(
-      `${name} sweep`,
-      sweeping.seconds,
-      sweepQueueOf(concern),
-      { work: name, project_id: null },
-      sweeping.dueIf,
-    ),
-  }
-  return declared
 }
+
+const messageOf = ({ entity, id, project_id }: WorkRef & { project_id: string }): WorkMessage => ({
+  entity_id: entity,
+  work_id: id,
+  project_id,
+})
 
 const SweepMessage = z.object({ work: z.string(), project_id: z.string().nullable().default(null) })
 

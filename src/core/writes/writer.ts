@@ -287,6 +287,68 @@ async function writeOutbox(db: Queryable, rows: OutboxRows, sends: SendCte[]): P
   return wakeUpsFor(await db.one(outboxResult`${head} ${select}`))
 }
 
+type Collector = ReturnType<typeof createCollector>
+
+/** Returns an empty outbox with the writes that it collects. */
+function createCollector(eventMaxBytes: number) {
+  const rows: OutboxRows = { events: [], entries: [], invalidations: [], parts: [] }
+  const notifications: Notification[] = []
+  const messages: QueueMessage[] = []
+  const after: (() => void)[] = []
+  const outbox: Outbox = {
+    emit(source: EventSource<any>, verb: string, row: EventRow, overrides: EventData = {}) {
+      if (row.project_id !== null) rows.events.push(makeEvent(source, verb, row, overrides, eventMaxBytes))
+    },
+    send(queue, data, options = {}) {
+      messages.push({ queue, data, chain: currentTriggerChain(), ...options })
+      if (isDueSoon(options)) outbox.notify(delayedChannel, queue.name)
+    },
+    notify(channel, payload) {
+      notifications.push({ channel, payload })
+    },
+    invalidate(channel, key) {
+      rows.invalidations.push({ channel, payload: key })
+    },
+    audit(entry) {
+      rows.entries.push(entry)
+      outbox.emit(auditEvents, 'created', entry)
+    },
+    afterCommit(action) {
+      after.push(action)
+    },
+    alongside(part) {
+      rows.parts.push(part)
+    },
+  }
+  return { rows, notifications, messages, after, outbox }
+}
+
+/** Returns the transaction of a connection, whose outbox is collected until its commit. */
+const transactionOf = (
+  connection: Transaction,
+  collector: Collector,
+  runOutside: Tx['runOutside'],
+  eventMaxBytes: number,
+): Tx =>
+  // The connection's methods are on its prototype, which a spread would omit.
+  Object.assign(Object.create(connection) as Queryable, collector.outbox, {
+    runOutside,
+    async nested<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
+      const inner = createCollector(eventMaxBytes)
+      const value = await connection.transaction(savepoint =>
+        work(transactionOf(savepoint, inner, (_key, outside) => outside(), eventMaxBytes)),
+      )
+      collector.rows.events.push(...inner.rows.events)
+      collector.rows.entries.push(...inner.rows.entries)
+      collector.rows.invalidations.push(...inner.rows.invalidations)
+      collector.rows.parts.push(...inner.rows.parts)
+      collector.notifications.push(...inner.notifications)
+      collector.messages.push(...inner.messages)
+      collector.after.push(...inner.after)
+      return value
+    },
+  })
+
 /** Creates the writer of a process. */
 export function createWriter(options: {
   pool: Pool
@@ -296,61 +358,6 @@ export function createWriter(options: {
   onError: (error: unknown) => void
 }): Writer {
   const { pool, queues, notifier, eventMaxBytes, onError } = options
-
-  type Collector = ReturnType<typeof createCollector>
-
-  const createCollector = () => {
-    const rows: OutboxRows = { events: [], entries: [], invalidations: [], parts: [] }
-    const notifications: Notification[] = []
-    const messages: QueueMessage[] = []
-    const after: (() => void)[] = []
-    const outbox: Outbox = {
-      emit(source: EventSource<any>, verb: string, row: EventRow, overrides: EventData = {}) {
-        if (row.project_id !== null) rows.events.push(makeEvent(source, verb, row, overrides, eventMaxBytes))
-      },
-      send(queue, data, options = {}) {
-        messages.push({ queue, data, chain: currentTriggerChain(), ...options })
-        if (isDueSoon(options)) outbox.notify(delayedChannel, queue.name)
-      },
-      notify(channel, payload) {
-        notifications.push({ channel, payload })
-      },
-      invalidate(channel, key) {
-        rows.invalidations.push({ channel, payload: key })
-      },
-      audit(entry) {
-        rows.entries.push(entry)
-        outbox.emit(auditEvents, 'created', entry)
-      },
-      afterCommit(action) {
-        after.push(action)
-      },
-      alongside(part) {
-        rows.parts.push(part)
-      },
-    }
-    return { rows, notifications, messages, after, outbox }
-  }
-
-  const transactionOf = (connection: Transaction, collector: Collector, runOutside: Tx['runOutside']): Tx =>
-    // The connection's methods are on its prototype, which a spread would omit.
-    Object.assign(Object.create(connection) as Queryable, collector.outbox, {
-      runOutside,
-      async nested<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
-        const inner = createCollector()
-        const value = await connection.transaction(savepoint =>
-          work(transactionOf(savepoint, inner, (_key, outside) => outside())),
-        )
-        collector.rows.events.push(...inner.rows.events)
-        collector.rows.entries.push(...inner.rows.entries)
-        collector.rows.invalidations.push(...inner.rows.invalidations)
-        collector.rows.parts.push(...inner.rows.parts)
-        collector.notifications.push(...inner.notifications)
-        collector.messages.push(...inner.messages)
-        collector.after.push(...inner.after)
-        return value
-      },
-    })
 
   const onCommitted = ({ notifications, after }: Pick<Collector, 'notifications' | 'after'>) => {
     notifier.notify(...notifications)
@@ -395,11 +402,11 @@ export function createWriter(options: {
     }
     let last: Collector | undefined
     const value = await inTransaction(pool, async connection => {
-      const collector = createCollector()
+      const collector = createCollector(eventMaxBytes)
       const { rows, notifications, messages } = collector
       // A repeated run, after a serialization failure, replaces the collector of the previous one.
       last = collector
-      const tx = transactionOf(connection, collector, runOutside)
+      const tx = transactionOf(connection, collector, runOutside, eventMaxBytes)
       const result = await work(tx)
       const sends = messages.length > 0 ? await queues.sendCtes(messages) : []
       const writeLast = () => writeOutbox(connection, rows, sends ?? [])
@@ -414,7 +421,7 @@ export function createWriter(options: {
   async function tryWriteOne<Row>(
     work: (outbox: Outbox) => StatementWrite | Promise<StatementWrite>,
   ): Promise<Row & { held: boolean }> {
-    const collector = createCollector()
+    const collector = createCollector(eventMaxBytes)
     const { rows, notifications, messages, outbox } = collector
     const { ctes, guard, columns } = await work(outbox)
     const sends = messages.length > 0 ? await queues.sendCtes(messages) : []

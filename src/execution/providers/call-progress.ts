@@ -14,13 +14,10 @@ const MAX_CHARACTERS = 4 * 1024 * 1024
 /** What has arrived of an answer. */
 export class CallProgress {
   readonly #started = performance.now()
-  /** Milliseconds to the first piece of a stream; null without one. */
-  firstPieceMs: number | null = null
-  characters = 0
-  /** Tokens that the vendor reported. */
-  usage: ModelUsage | null = null
-  /** Whether the caller received a part of the answer. */
-  isShown = false
+  #firstPieceMs: number | null = null
+  #characters = 0
+  #usage: ModelUsage | null = null
+  #isShown = false
   #pieces = 0
   #argumentPieces = 0
   #begunCalls = 0
@@ -30,12 +27,41 @@ export class CallProgress {
     return performance.now() - this.#started
   }
 
+  /** Milliseconds to the first piece of a stream; null without one. */
+  get firstPieceMs(): number | null {
+    return this.#firstPieceMs
+  }
+
+  get characters(): number {
+    return this.#characters
+  }
+
+  /** Tokens that the vendor reported. */
+  get usage(): ModelUsage | null {
+    return this.#usage
+  }
+
+  /** Whether the caller received a part of the answer. */
+  get isShown(): boolean {
+    return this.#isShown
+  }
+
+  /** Records that the caller received a part of the answer. */
+  markShown(): void {
+    this.#isShown = true
+  }
+
+  /** Records the tokens that the vendor reported. */
+  addUsage(usage: ModelUsage | null): void {
+    this.#usage = usage
+  }
+
   /** Counts a part of a stream. @throws AnswerLimitError */
   count(part: LanguageModelV4StreamPart): void {
     if ('delta' in part) {
       limit(++this.#pieces, MAX_PIECES, 'pieces')
-      this.characters += part.delta.length
-      limit(this.characters, MAX_CHARACTERS, 'characters')
+      this.#characters += part.delta.length
+      limit(this.#characters, MAX_CHARACTERS, 'characters')
       if (part.type === 'tool-input-delta') limit(++this.#argumentPieces, MAX_ARGUMENT_PIECES, 'pieces of arguments')
       else if (part.delta !== '') this.#markPiece()
     } else if (part.type === 'tool-input-start') {
@@ -51,7 +77,7 @@ export class CallProgress {
   }
 
   #markPiece(): void {
-    this.firstPieceMs ??= this.durationMs
+    this.#firstPieceMs ??= this.durationMs
   }
 }
 

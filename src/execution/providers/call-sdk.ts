@@ -76,7 +76,7 @@ function shownTo({ onDelta, onReasoning }: ModelRequest, progress: CallProgress)
     new WholeCharacters(
       pass &&
         (text => {
-          progress.isShown = true
+          progress.markShown()
           pass(text)
         }),
     )
@@ -148,7 +148,7 @@ async function readParts(
     else if (part.type === 'finish') {
       const parts = [...content.parts(), ...(dropped?.sources ?? [])]
       const reported = reports(reportedEnd(part, [...parts, ...(dropped?.searches ?? [])], modelId))
-      progress.usage = reportedUsage(reported)
+      progress.addUsage(reportedUsage(reported))
       // The packages end a stream that breaks off as if it were complete, but without a reason.
       if (part.finishReason.raw === undefined && !watch.hasEnded) break
       endShown(shown)

@@ -125,20 +125,10 @@ async function compile(
   yieldIfLong: () => Promise<void>,
 ): Promise<Compilation> {
   const parameters = new Map(Object.entries(template.parameters ?? {}))
-  const problems = unknownParameters(parameters, options.parameters)
   const values = valuesOf(parameters, options.parameters)
   const resources = Object.entries(template.resources).filter(([, resource]) => isConditionMet(resource, values))
-  const types = new Map<string, TemplateType>()
-  for (const [id, { type: name }] of resources) {
-    const type = findType(services, name)
-    if (type) types.set(id, type)
-    else
-      problems.push({
-        code: 'INVALID_VALUE',
-        path: `resources.${id}.type`,
-        message: `is not a resource type: ${name.slice(0, 100)}`,
-      })
-  }
+  const { types, unknown } = typesOf(services, resources)
+  const problems = [...unknownParameters(parameters, options.parameters), ...unknown]
   const { outputs = {}, metadata = null } = template
   const expandable = [resources.map(([, { properties }]) => properties), outputs, metadata]
   if (expandedLength(expandable, values) > MAX_BYTES)
@@ -151,36 +141,15 @@ async function compile(
     ])
   await yieldIfLong()
   const logicalIds = new Set(resources.map(([id]) => id))
-  const used = new Set<string>()
-  const names = { parameters, logicalIds, types, used }
+  const names = { parameters, logicalIds, types, used: new Set<string>() }
   const depends = new Map<string, string[]>()
   for (const [id, resource] of resources) {
     await yieldIfLong()
-    const at = `resources.${id}`
-    const referenced = checkExpressions(resource.properties ?? {}, `${at}.properties`, names, problems, false)
-    const explicit = [resource.depends_on ?? []].flat()
-    explicit.forEach((other, index) => {
-      if (!logicalIds.has(other)) problems.push(noResource(`${at}.depends_on[${index}]`, other))
-    })
-    depends.set(
-      id,
-      [...new Set([...referenced, ...explicit])].filter(other => logicalIds.has(other)),
-    )
+    depends.set(id, checkDependencies(id, resource, names, problems))
   }
-  for (const [id, { condition }] of Object.entries(template.resources)) {
-    if (!condition) continue
-    const [parameter] = condition.param_equals
-    const at = `resources.${id}.condition`
-    if (!parameters.has(parameter)) problems.push(noParameter(at, parameter))
-    // Without a value, the condition would be met.
-    else if (parameters.get(parameter)?.use_previous_value)
-      problems.push({
-        code: 'INVALID_VALUE',
-        path: at,
-        message: `references ${parameter}, which has use_previous_value and may have no value`,
-      })
-    else used.add(parameter)
-  }
+  const conditions = checkConditions(template, parameters)
+  problems.push(...conditions.problems)
+  for (const name of conditions.used) names.used.add(name)
   checkExpressions(outputs, 'outputs', names, problems, true)
   checkExpressions(metadata, 'metadata', names, problems, false)
   const { order, cycle } = dependencyOrder(depends)
@@ -192,26 +161,8 @@ async function compile(
     })
   const byId = new Map(resources)
   const declared = order.flatMap((id): DeclaredResource[] => {
-    const {
-      properties = {},
-      deletion_policy,
-      ignore_fields = [],
-      prevent_destroy = false,
-    } = byId.get(id) as ResourceDeclaration
     const type = types.get(id)
-    return type
-      ? [
-          {
-            logical_id: id,
-            type,
-            properties,
-            depends_on: depends.get(id) ?? [],
-            retain: deletion_policy === 'retain',
-            ignored: new Set(ignore_fields),
-            prevent_destroy,
-          },
-        ]
-      : []
+    return type ? [declaredResource(id, type, byId.get(id) as ResourceDeclaration, depends.get(id) ?? [])] : []
   })
   for (const each of declared) {
     await yieldIfLong()
@@ -221,7 +172,7 @@ async function compile(
     const type = logicalIds.has(logical_id) ? undefined : findType(services, name)
     return type ? [{ logical_id, type, properties }] : []
   })
-  const missing = [...used].filter(
+  const missing = [...names.used].filter(
     name => !values.has(name) && !(options.existing !== null && parameters.get(name)?.use_previous_value),
   )
   const renames = Map.groupBy(Object.entries(template.moved ?? {}), ([, current]) => current)
@@ -238,6 +189,81 @@ async function compile(
       .map(([name]) => ({ code: 'REQUIRED', path: `parameters.${name}`, message: 'has no default and must be set' })),
   }
 }
+
+/** Returns the types of resources by logical ID, and a problem for each unknown one. */
+function typesOf(
+  services: Services,
+  resources: readonly [string, ResourceDeclaration][],
+): { types: Map<string, TemplateType>; unknown: Problem[] } {
+  const types = new Map<string, TemplateType>()
+  const unknown: Problem[] = []
+  for (const [id, { type: name }] of resources) {
+    const type = findType(services, name)
+    if (type) types.set(id, type)
+    else
+      unknown.push({
+        code: 'INVALID_VALUE',
+        path: `resources.${id}.type`,
+        message: `is not a resource type: ${name.slice(0, 100)}`,
+      })
+  }
+  return { types, unknown }
+}
+
+/** Returns the resources that a resource depends on, by its expressions and as declared. Adds its problems. */
+function checkDependencies(
+  id: string,
+  { properties = {}, depends_on = [] }: ResourceDeclaration,
+  names: Names,
+  problems: Problem[],
+): string[] {
+  const at = `resources.${id}`
+  const referenced = checkExpressions(properties, `${at}.properties`, names, problems, false)
+  const explicit = [depends_on].flat()
+  explicit.forEach((other, index) => {
+    if (!names.logicalIds.has(other)) problems.push(noResource(`${at}.depends_on[${index}]`, other))
+  })
+  return [...new Set([...referenced, ...explicit])].filter(other => names.logicalIds.has(other))
+}
+
+/** Returns the parameters that conditions reference, and the problems of conditions. */
+function checkConditions(
+  { resources }: TemplateShape,
+  parameters: ReadonlyMap<string, Parameter>,
+): { used: string[]; problems: Problem[] } {
+  const used: string[] = []
+  const problems: Problem[] = []
+  for (const [id, { condition }] of Object.entries(resources)) {
+    if (!condition) continue
+    const [parameter] = condition.param_equals
+    const at = `resources.${id}.condition`
+    if (!parameters.has(parameter)) problems.push(noParameter(at, parameter))
+    // Without a value, the condition would be met.
+    else if (parameters.get(parameter)?.use_previous_value)
+      problems.push({
+        code: 'INVALID_VALUE',
+        path: at,
+        message: `references ${parameter}, which has use_previous_value and may have no value`,
+      })
+    else used.push(parameter)
+  }
+  return { used, problems }
+}
+
+const declaredResource = (
+  logical_id: string,
+  type: TemplateType,
+  { properties = {}, deletion_policy, ignore_fields = [], prevent_destroy = false }: ResourceDeclaration,
+  depends_on: string[],
+): DeclaredResource => ({
+  logical_id,
+  type,
+  properties,
+  depends_on,
+  retain: deletion_policy === 'retain',
+  ignored: new Set(ignore_fields),
+  prevent_destroy,
+})
 
 const noResource = (path: string, name: string): Problem => ({
   code: 'NOT_FOUND',

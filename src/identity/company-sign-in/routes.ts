@@ -2,7 +2,7 @@ import { type Express, type NextFunction, type Request, type Response, Router } 
 import { raise } from '#core/base/errors.ts'
 import type { Services } from '#core/base/services.ts'
 import { withIcon } from '#core/docs/icon.ts'
-import { httpLayerError } from '#core/http/adapter.ts'
+import { httpLayerError } from '#core/http/responses.ts'
 import { signedCookie } from '../sign-in/signed-cookies.ts'
 import type { SignInRequest } from '../users/sign-in-audit.ts'
 import { LOGIN_MS, processLoginResponse, startLogin } from './login.ts'

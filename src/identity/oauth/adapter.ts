@@ -232,11 +232,11 @@ class GrantAdapter implements Adapter {
     return revokeForRequest(this.services, id)
   }
 
-  upsert = unusedMethod
-  consume = unusedMethod
-  findByUid = unusedMethod
-  findByUserCode = unusedMethod
-  revokeByGrantId = unusedMethod
+  readonly upsert = unusedMethod
+  readonly consume = unusedMethod
+  readonly findByUid = unusedMethod
+  readonly findByUserCode = unusedMethod
+  readonly revokeByGrantId = unusedMethod
 }
 
 /** Stores dynamically registered clients. */
@@ -267,11 +267,11 @@ class ClientAdapter implements Adapter {
     if (!isStored) throw new errors.TemporarilyUnavailable('too many registered clients have no consent yet')
   }
 
-  consume = unusedMethod
-  destroy = unusedMethod
-  findByUid = unusedMethod
-  findByUserCode = unusedMethod
-  revokeByGrantId = unusedMethod
+  readonly consume = unusedMethod
+  readonly destroy = unusedMethod
+  readonly findByUid = unusedMethod
+  readonly findByUserCode = unusedMethod
+  readonly revokeByGrantId = unusedMethod
 }
 
 const MAX_METADATA_BYTES = 16_000

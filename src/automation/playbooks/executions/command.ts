@@ -36,7 +36,7 @@ type CommandContext = Pick<Context, 'tx' | 'services' | 'caller' | 'allowed'>
 async function lockForCommand({ tx, services, caller }: CommandContext, row: ExecutionRow): Promise<LockedExecution> {
   const execution =
     (await lockExecutionForWrite(tx, services, row)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: row.id } })
-  execution.by = byCaller(caller)
+  execution.actAs(byCaller(caller))
   return execution
 }
 
@@ -89,7 +89,7 @@ export async function completeStep(
   const pieces = hashed.map(piece => ({ ...piece, playbook_execution_id: row.id, step_key: key }))
   const { timelineEvents } = await addEvidence(tx, execution.case, actor, pieces)
   execution.addTimelineEvents(timelineEvents)
-  execution.action = { actor, skip: false, note }
+  execution.setAction({ actor, skip: false, note })
   await completeNode(context, execution, key, result)
   return execution
 }
@@ -126,7 +126,7 @@ export async function skipStep(
   const execution = await lockForCommand(context, row)
   const { record, step } = requireWaitingStep(execution, key)
   if (!step.skippable) raiseExecutionConflict(execution.row, `Step ${key} is not skippable`, record)
-  execution.action = { actor: actorOf(caller), skip: true, note: reason }
+  execution.setAction({ actor: actorOf(caller), skip: true, note: reason })
   await completeNode(context, execution, key, null)
   return execution
 }
@@ -172,7 +172,7 @@ export async function cancelExecution(
   const execution = await lockForCommand(context, row)
   if (isExecutionTerminal(execution.row))
     raiseExecutionConflict(execution.row, `Execution ${row.id} is already ${execution.row.status}`)
-  execution.reason = reason
+  execution.setReason(reason)
   await cancelRun(tx, services, execution.row.orchestration_run_id, execution)
   return execution
 }
@@ -227,7 +227,7 @@ export async function retryExecution(
   )
   for (const step of steps) Object.assign(step, PENDING_STEP, { attempts_before: step.attempt })
   await writeExecution(tx, stored, steps)
-  execution.case = await attachToCase(tx, kase, stored, byCaller(caller), { retried: true })
+  execution.setCase(await attachToCase(tx, kase, stored, byCaller(caller), { retried: true }))
   return execution
 }
 

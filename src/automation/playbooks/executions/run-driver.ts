@@ -58,13 +58,13 @@ export class LockedExecution implements DrivenRun {
   readonly tx: Tx
   readonly row: ExecutionRow
   readonly steps: PlaybookStepRow[]
-  case: CaseRow
+  #case: CaseRow
   /** Action of a caller. Null if the run advances by itself. */
-  action: StepAction | null = null
+  #action: StepAction | null = null
   /** Actor of timeline entries. */
-  by: CaseActor = AUTOMATION
+  #by: CaseActor = AUTOMATION
   /** Reason for a cancellation. */
-  reason: string | null = null
+  #reason: string | null = null
   readonly #scope: ExpressionScope
   readonly #before: CaseRow
   /** Case writes of steps in this transaction, with the case before each. */
@@ -82,8 +82,33 @@ export class LockedExecution implements DrivenRun {
     this.#scope = { services, project_id: row.project_id }
     this.row = row
     this.steps = [...steps]
-    this.case = kase
+    this.#case = kase
     this.#before = kase
+  }
+
+  /** The case as the steps of this transaction have written it. */
+  get case(): CaseRow {
+    return this.#case
+  }
+
+  /** Makes a caller the actor of timeline entries. */
+  actAs(by: CaseActor): void {
+    this.#by = by
+  }
+
+  /** Sets what a caller does with the step that is completed next. */
+  setAction(action: StepAction): void {
+    this.#action = action
+  }
+
+  /** Sets the reason of a cancellation. */
+  setReason(reason: string | null): void {
+    this.#reason = reason
+  }
+
+  /** Replaces the case by its written row. */
+  setCase(kase: CaseRow): void {
+    this.#case = kase
   }
 
   step(key: string): { record: PlaybookStepRow; step: PlaybookStep } | null {
@@ -101,7 +126,7 @@ export class LockedExecution implements DrivenRun {
     const { id, playbook_id, playbook_name, playbook_version, case_id, metadata, started_by, started_at } = this.row
     const steps = this.row.definition.steps.map(step => [step.key, stepOutcomeOf(step, outcomes)] as const)
     return {
-      case: caseKind.present(this.case),
+      case: caseKind.present(this.#case),
       input: this.row.input,
       steps: Object.fromEntries(steps.flatMap(([key, outcome]) => (outcome ? [[key, outcome]] : []))),
       execution: { id, playbook_id, playbook_name, playbook_version, case_id, metadata, started_by, started_at },
@@ -144,21 +169,21 @@ export class LockedExecution implements DrivenRun {
 
   /** Applies the case writes of a step, so that later steps read them. */
   async #applyCaseWrites(step: PlaybookStep, run: RunRow, { artifact, label }: DrivenOutcome): Promise<void> {
-    if (!step.case_writes || this.action?.skip) return
+    if (!step.case_writes || this.#action?.skip) return
     const output = step.type === 'branch' ? { taken: label } : artifact
     const root = { ...this.#rootsWith(run.outcomes), output }
     const writes = await caseWritesOf(this.#scope, step, root)
-    const fields = mergeFields(this.case.fields, writes)
+    const fields = mergeFields(this.#case.fields, writes)
     const changed = Object.keys(writes).filter(name => !isDeepStrictEqual(this.#before.fields[name], fields[name]))
-    this.#caseWrites.set(step.key, { names: changed, before: this.case })
-    this.case = { ...this.case, fields }
+    this.#caseWrites.set(step.key, { names: changed, before: this.#case })
+    this.#case = { ...this.#case, fields }
   }
 
   /** Reverts the case writes of a step whose outcome was refused afterwards. No later step has run yet. */
   #revertCaseWrites(key: string): void {
     const written = this.#caseWrites.get(key)
     if (!written) return
-    this.case = { ...this.case, fields: written.before.fields }
+    this.#case = { ...this.#case, fields: written.before.fields }
     this.#caseWrites.delete(key)
   }
 
@@ -178,7 +203,7 @@ export class LockedExecution implements DrivenRun {
     const { record, step } = found
     const before = record.status
     if (isCondition) return this.#applyCondition(record, attempt, now)
-    const status = executionStatus(attempt, this.action?.skip === true)
+    const status = executionStatus(attempt, this.#action?.skip === true)
     if (status === 'failed') this.#revertCaseWrites(key)
     // At the end of the run, the unused node of a step that `when` has already skipped is skipped too.
     if (status === 'skipped' && attempt.status === 'skipped' && before !== 'pending') return
@@ -265,7 +290,7 @@ export class LockedExecution implements DrivenRun {
             fields: Object.fromEntries(
               written.map(name => [
                 name,
-                { from: this.#before.fields[name] ?? null, to: this.case.fields[name] ?? null },
+                { from: this.#before.fields[name] ?? null, to: this.#case.fields[name] ?? null },
               ]),
             ),
           }),
@@ -298,13 +323,13 @@ export class LockedExecution implements DrivenRun {
       playbook_execution_id: this.row.id,
       step_key: key,
     }
-    await this.tx.query(voidStatement`${timelineInsert(timelineEntries(this.case, by, [event]), sql.fragment`true`)}`)
+    await this.tx.query(voidStatement`${timelineInsert(timelineEntries(this.#case, by, [event]), sql.fragment`true`)}`)
   }
 
   #recordAction(record: PlaybookStepRow): void {
-    if (!this.action) return
-    record.completed_by = this.action.actor
-    record.note = this.action.note
+    if (!this.#action) return
+    record.completed_by = this.#action.actor
+    record.note = this.#action.note
   }
 
   #addTimelineEvent(
@@ -337,7 +362,7 @@ export class LockedExecution implements DrivenRun {
     } else if (run.status === 'cancelled') {
       row.status = 'cancelled'
       row.completed_at = now
-      this.#addTimelineEvent('execution_cancelled', null, { reason: this.reason })
+      this.#addTimelineEvent('execution_cancelled', null, { reason: this.#reason })
     } else if (current?.status === 'waiting') {
       row.status = 'waiting'
       row.waiting_on = this.#waitingOn(current, run)
@@ -389,11 +414,11 @@ export class LockedExecution implements DrivenRun {
     const { tx, row } = this
     row.updated_at = now
     for (const link of this.#links)
-      this.#timelineEvents.push(...(await linkCase(tx, this.case, null, link)).timelineEvents)
+      this.#timelineEvents.push(...(await linkCase(tx, this.#case, null, link)).timelineEvents)
     if (this.#pieces.length > 0) {
-      const captured_by = this.action?.actor ?? row.started_by
+      const captured_by = this.#action?.actor ?? row.started_by
       if (captured_by === null) throw new Error(`execution ${row.id} has no started_by`)
-      const { timelineEvents } = await addEvidence(tx, this.case, captured_by, this.#pieces)
+      const { timelineEvents } = await addEvidence(tx, this.#case, captured_by, this.#pieces)
       this.#timelineEvents.push(...timelineEvents)
     }
     await this.#moveCase(now)
@@ -413,22 +438,23 @@ export class LockedExecution implements DrivenRun {
   }
 
   async #moveCase(now: string): Promise<void> {
-    const { tx, row, by } = this
+    const { tx, row } = this
+    const by = this.#by
     const status = caseStatus(row)
     const values: Values<CaseRow> & { status: CaseStatus } = { status }
-    if (!isDeepStrictEqual(this.case.fields, this.#before.fields)) values.fields = this.case.fields
+    if (!isDeepStrictEqual(this.#case.fields, this.#before.fields)) values.fields = this.#case.fields
     if (isExecutionTerminal(row)) {
       values.active_execution_id = null
       if (status === 'resolved') Object.assign(values, { outcome: row.outcome, resolved_at: now })
     }
     const isChanged = status !== this.#before.status || values.fields !== undefined || isExecutionTerminal(row)
-    if (!isChanged) return appendTimeline(tx, this.case, by, this.#timelineEvents)
-    this.case = await moveCase(tx, this.#before, values, by, {
+    if (!isChanged) return appendTimeline(tx, this.#case, by, this.#timelineEvents)
+    this.#case = await moveCase(tx, this.#before, values, by, {
       before: this.#timelineEvents,
       playbook_execution_id: row.id,
       ...(status === 'resolved' ? { data: { outcome: row.outcome } } : {}),
     })
-    if (values.fields !== undefined) tx.emit(caseKind, 'updated', this.case, { extra: { changed: ['fields'] } })
+    if (values.fields !== undefined) tx.emit(caseKind, 'updated', this.#case, { extra: { changed: ['fields'] } })
   }
 
   /** Adds timeline entries of a command, in order. */
@@ -457,7 +483,7 @@ export class LockedExecution implements DrivenRun {
       this.row.waiting_on = { ...this.row.waiting_on, assignee: record.assignee }
     const { tx, row } = this
     row.updated_at = now
-    appendTimeline(tx, this.case, this.by, this.#timelineEvents)
+    appendTimeline(tx, this.#case, this.#by, this.#timelineEvents)
     tx.alongside(guard => executionWrite(row, guard))
     tx.alongside(guard => stepsWrite([record], guard))
   }

@@ -36,48 +36,56 @@ const MAX_HALVINGS = 24
 const TEXT_FAILURES = new Set<CallFailure['class']>(['server', 'refused', 'unreadable'])
 
 /**
- * Returns a function that embeds texts by a provider and batches concurrent callers: EMBEDDING_BATCH_SIZE texts per
- * call, EMBEDDING_CONCURRENCY concurrent calls per process. Search texts go first and in separate calls, because one
- * text returns sooner than 64; `background` texts go when no other text waits.
+ * Embeds texts by a provider and batches concurrent callers: EMBEDDING_BATCH_SIZE texts per call, EMBEDDING_CONCURRENCY
+ * concurrent calls per process. Search texts go first and in separate calls, because one text returns sooner than 64;
+ * `background` texts go when no other text waits.
  */
-export function createBatchedEmbed(
-  services: Services,
-  model: EmbeddingModel,
-): (texts: string[], options: EmbedOptions) => Promise<EmbeddedBatch> {
-  const { config } = services
-  let loading: Promise<EmbeddingModelRef> | undefined
-  const load = () => {
-    loading ??= providerModel(config, model.provider as 'openai' | 'ollama' | 'bedrock', model.model)
-    return loading
+export class BatchedEmbedding {
+  readonly #services: Services
+  readonly #model: EmbeddingModel
+  readonly #searches: Text[] = []
+  readonly #ordinary: Text[] = []
+  readonly #background: Text[] = []
+  readonly #logDimensions: (received: number) => void
+  #loading: Promise<EmbeddingModelRef> | undefined
+  #inFlight = 0
+  #scheduled = false
+
+  constructor(services: Services, model: EmbeddingModel) {
+    this.#services = services
+    this.#model = model
+    this.#logDimensions = dimensionsLogger(services, model)
   }
 
-  const searches: Text[] = []
-  const ordinary: Text[] = []
-  const background: Text[] = []
-  let inFlight = 0
-  let scheduled = false
-  const logDimensions = dimensionsLogger(services, model)
+  #load(): Promise<EmbeddingModelRef> {
+    const { provider, model } = this.#model
+    this.#loading ??= providerModel(this.#services.config, provider as 'openai' | 'ollama' | 'bedrock', model)
+    return this.#loading
+  }
 
-  const sendNext = (client: EmbeddingModelRef) => {
+  #sendNext(client: EmbeddingModelRef): void {
+    const config = this.#services.config
     const size = Math.min(config.EMBEDDING_BATCH_SIZE, client.maxTexts)
-    while (inFlight < config.EMBEDDING_CONCURRENCY) {
-      const batch = nextBatch([searches, ordinary, background], size)
+    while (this.#inFlight < config.EMBEDDING_CONCURRENCY) {
+      const batch = nextBatch([this.#searches, this.#ordinary, this.#background], size)
       if (!batch) return
-      inFlight++
-      void embedBatch(client, batch, Math.max(...batch.map(attemptsOf))).finally(() => {
-        inFlight--
-        sendNext(client)
+      this.#inFlight++
+      void this.#embedBatch(client, batch, Math.max(...batch.map(attemptsOf))).finally(() => {
+        this.#inFlight--
+        this.#sendNext(client)
       })
     }
   }
 
   /** Embeds a batch in one call; if it fails and one text may be the cause, in parts with one attempt each. */
-  const embedBatch = async (
+  async #embedBatch(
     client: EmbeddingModelRef,
     batch: Text[],
     attempts: number,
     halvings = { refused: MAX_HALVINGS, others: 1 },
-  ): Promise<void> => {
+  ): Promise<void> {
+    const services = this.#services
+    const model = this.#model
     const abandoned = whenAllAbandoned(batch)
     const outcome = await callProvider(
       services,
@@ -89,31 +97,35 @@ export function createBatchedEmbed(
     if (outcome.ok) {
       const metered = batch.map(({ text, request }) => ({ text, options: request.options }))
       meterEmbeddingCall(services, model, metered, outcome.response.tokens)
-      for (const [index, text] of batch.entries()) accept(text, outcome.response.vectors[index])
+      for (const [index, text] of batch.entries()) this.#accept(text, outcome.response.vectors[index])
       return
     }
     const isRefused = outcome.failure.class === 'refused'
     const shorter = isRefused && batch.length === 1 ? firstHalf(batch[0]) : null
-    if (shorter) return embedBatch(client, [shorter], 1)
+    if (shorter) return this.#embedBatch(client, [shorter], 1)
     if (isRefused && batch.length === 1) batch[0].request.options.onRefused?.(batch[0].index)
     const parts = TEXT_FAILURES.has(outcome.failure.class)
       ? divideBatch(batch, halvings[isRefused ? 'refused' : 'others']-- > 0)
       : null
     if (!parts) for (const text of batch) settleText(text, null, outcome.failure)
-    else for (const part of parts.texts) await embedBatch(client, part, 1, parts.halves ? halvings : undefined)
+    else for (const part of parts.texts) await this.#embedBatch(client, part, 1, parts.halves ? halvings : undefined)
   }
 
-  const accept = (text: Text, vector: number[]) => {
-    const fits = vector.length === model.dimensions
-    if (!fits) logDimensions(vector.length)
+  #accept(text: Text, vector: number[]): void {
+    const fits = vector.length === this.#model.dimensions
+    if (!fits) this.#logDimensions(vector.length)
     settleText(text, fits ? normalize(vector) : null, embeddingFailure(fits ? 'unreadable' : 'dimensions'))
   }
 
-  return async (texts, options) => {
+  /** Returns the vectors of texts. Rejects when the caller's signal aborts. */
+  async embed(texts: string[], options: EmbedOptions): Promise<EmbeddedBatch> {
     const { signal, timeoutMs } = options
     const vectors: EmbeddedBatch['vectors'] = texts.map(() => null)
     if (timeoutMs === 0) return { vectors, failure: embeddingFailure('timeout') }
-    const [client, taken] = await Promise.all([load(), Promise.all(texts.map(text => limitTokens(text, model)))])
+    const [client, taken] = await Promise.all([
+      this.#load(),
+      Promise.all(texts.map(text => limitTokens(text, this.#model))),
+    ])
     // A signal that aborted while the package was loaded fires no event.
     signal?.throwIfAborted()
     return new Promise((resolve, reject) => {
@@ -132,14 +144,14 @@ export function createBatchedEmbed(
         request.finish()
       })
       const isSearch = options.purpose.kind === 'search'
-      const lane = isSearch ? searches : options.background ? background : ordinary
+      const lane = isSearch ? this.#searches : options.background ? this.#background : this.#ordinary
       for (const [index, text] of taken.entries()) lane.push({ text, index, request })
-      if (isSearch || lane.length >= config.EMBEDDING_BATCH_SIZE) sendNext(client)
-      else if (!scheduled) {
-        scheduled = true
+      if (isSearch || lane.length >= this.#services.config.EMBEDDING_BATCH_SIZE) this.#sendNext(client)
+      else if (!this.#scheduled) {
+        this.#scheduled = true
         setTimeout(() => {
-          scheduled = false
-          sendNext(client)
+          this.#scheduled = false
+          this.#sendNext(client)
         }, WINDOW_MS)
       }
     })

@@ -3,7 +3,7 @@ import { checkSpend } from '#control/quotas/spend.ts'
 import { AppError, raise } from '#core/base/errors.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
-import { createBatchedEmbed, type EmbeddedBatch } from './batches.ts'
+import { BatchedEmbedding, type EmbeddedBatch } from './batches.ts'
 import { LOCAL_MODEL, localVectors } from './local.ts'
 import type { EmbeddingModel, EmbedOptions } from './model.ts'
 import { type CallFailure, embeddingFailure } from './providers.ts'
@@ -33,8 +33,8 @@ function createEmbedder(services: Services): Embedder {
   const backend = !model
     ? null
     : model.provider === 'local'
-      ? createLocalEmbed(model.dimensions)
-      : createBatchedEmbed(services, model)
+      ? { embed: createLocalEmbed(model.dimensions) }
+      : new BatchedEmbedding(services, model)
   const queries = new LRUCache<string, Float32Array>({ max: QUERY_CACHE_SIZE, ttl: QUERY_CACHE_TTL_MS })
 
   const embed: Embedder['embed'] = async (texts, options) => {
@@ -42,7 +42,7 @@ function createEmbedder(services: Services): Embedder {
     options.signal?.throwIfAborted()
     if (texts.length === 0) return []
     if (!options.background && !options.admitted) await checkEmbeddingSpend(services, options.project_id)
-    const { vectors, failure } = await backend(texts, options)
+    const { vectors, failure } = await backend.embed(texts, options)
     const isMissing = (vector: Float32Array | null) => vector === null
     if (options.complete ? vectors.some(isMissing) : vectors.every(isMissing)) throw providerError(failure)
     return vectors

@@ -34,7 +34,7 @@ export async function commitAttempt(
   const firstSeq = turn.frames.seq
   const inTransaction = (writeSource: NonNullable<AttemptCommit['inSource']>) =>
     services.write(async tx => {
-      turn.frames.seq = firstSeq
+      turn.frames.rewind(firstSeq)
       const stop = await context.source?.lock?.(tx, generation)
       if (stop && interruptible) throw new TurnAborted({ stop_reason: 'error', ...stop })
       if (!(await executeFenced(tx, parts(frames)))) return false
@@ -45,7 +45,7 @@ export async function commitAttempt(
     })
   const inOneStatement = async () => {
     const { held } = await services.writeOne(outbox => {
-      turn.frames.seq = firstSeq
+      turn.frames.rewind(firstSeq)
       addWrites(outbox)
       context.complete?.(outbox)
       return parts([...frames, last(null)])
@@ -54,7 +54,7 @@ export async function commitAttempt(
   }
   const owned = await turn.writeFenced(() => (inSource ? inTransaction(inSource) : inOneStatement()), after)
   if (!owned) throw (interruptible && (await findRequestedAbort(turn))) || new TurnClaimLost()
-  turn.generation = after
+  turn.committed(after)
 }
 
 /** Returns the requested abort of a turn whose claim is current. */

@@ -10,7 +10,7 @@ import { mediaRules } from '#execution/agents/media.ts'
 import { callRoute, routingRecorder } from '#execution/model-routes/call.ts'
 import { callModel, ModelCallError } from '#execution/providers/call.ts'
 import type { ModelAnswer, ModelMessage, ModelRequest, PromptMessage } from '#execution/providers/model-messages.ts'
-import { CUT, openStepOf, settledStep } from '../journal/step.ts'
+import { CUT, settledStep } from '../journal/step.ts'
 import type { OpenStep, TurnData } from '../model.ts'
 import { attachFiles, readFiles } from '../request/message-files.ts'
 import { calledModels } from '../request/message-media.ts'
@@ -20,7 +20,7 @@ import type { ToolCallResults } from '../tools/tool-calls.ts'
 import { type Toolbox, type TurnTool, unavailableNote } from '../tools/toolbox.ts'
 import { callTools, openTools } from '../tools/turn-tools.ts'
 import { clientInstructionMessages, modelSettings, vendorToolsOf } from './client-request.ts'
-import { boundHistory, summaryMessages } from './context-bound.ts'
+import { boundHistory, type RequestSize, summaryMessages } from './context-bound.ts'
 import { describeMedia } from './describe-media.ts'
 import { ModelWait, modelWaitOf, mustWaitForModel, waitForModel } from './model-wait.ts'
 import { pauseTurn } from './pause-turn.ts'
@@ -78,12 +78,11 @@ async function runAttempt(turn: TurnAttempt): Promise<TurnExit> {
   let unregister: (() => void) | null = null
   try {
     const { data, refusal } = await prepareTurn(services, turn.loaded, context.source)
-    turn.data = data
+    turn.prepared(data)
     // Refused before the claim, so that a crash here has no effect.
     if (refusal) return await failTurn(turn, refusal)
     await turn.claim()
     unregister = liveTurns(services).run(turn.generation.id, turn.generation.attempt, controller)
-    turn.onSilentHost = () => controller.abort(new SilentHostError())
     if (context.signal.aborted) throw new TurnClaimLost()
     return await runClaimed(turn, data as TurnData, controller)
   } catch (error) {
@@ -104,9 +103,7 @@ async function runAttempt(turn: TurnAttempt): Promise<TurnExit> {
   } finally {
     context.signal.removeEventListener('abort', onSignal)
     unregister?.()
-    turn.files?.release()
-    turn.recordRemainingUsage()
-    await turn.frames.discard()
+    await turn.end()
   }
 }
 
@@ -123,19 +120,25 @@ async function runClaimed(turn: TurnAttempt, data: TurnData, controller: AbortCo
   if (data.depth === 0) return settleAtDepthLimit(turn)
   const clearLimit = limitTime(turn, controller)
   try {
-    await recallKnowledge(turn, data, controller.signal)
-    turn.tools = await openTools(turn, data, controller.signal)
-    return await runSteps(turn, data, controller.signal)
+    const recalled = await recallKnowledge(turn, data, controller.signal)
+    turn.setTools(await openTools(turn, recalled, controller.signal))
+    return await runSteps(turn, recalled, controller)
   } finally {
     clearLimit()
   }
 }
 
 /** Runs steps until an answer, a limit, a pause or an abort. */
-async function runSteps(turn: TurnAttempt, data: TurnData, signal: AbortSignal): Promise<TurnExit> {
+async function runSteps(turn: TurnAttempt, data: TurnData, controller: AbortController): Promise<TurnExit> {
   const { agent, services, context } = turn
+  const { signal } = controller
   const maxSteps = Math.min(agent.max_steps ?? DEFAULT_MAX_STEPS, services.config.AGENT_MAX_STEPS_CEILING)
   const stopping = stoppingTools(agent, data)
+  let sent: SentHistory = {
+    history: newestMessages(data.messages ?? [], agent.max_context_messages),
+    request: null,
+    mustFit: false,
+  }
   for (;;) {
     signal.throwIfAborted()
     if (context.stopping.aborted && turn.steps.length > turn.loaded.steps.length) return turn.requeue()
@@ -145,26 +148,25 @@ async function runSteps(turn: TurnAttempt, data: TurnData, signal: AbortSignal):
     if (!turn.open) {
       const startedAt = systemClock.now().toISOString()
       await injectFault(services, 'before_model', () => turn.generation.id)
-      turn.partial = ''
-      const answer = await requestStep(turn, data, n, offeredTools(tools, settings), signal)
-      if (answer.reasoning && turn.showsReasoning) turn.reasoning.push(answer.reasoning)
-      turn.addLogprobs(n, answer.logprobs)
-      const step = openStepOf(answer, n, startedAt, turn.steps)
-      turn.lastAnswer = step
+      turn.startStep()
+      const { answer, ...next } = await requestStep(turn, data, sent, n, offeredTools(tools, settings), controller)
+      sent = next
+      const step = turn.addAnswer(answer, n, startedAt)
       await injectFault(services, 'after_model')
       signal.throwIfAborted()
       // Calls of an answer that the vendor withheld are no decision of the model's.
       if (answer.tool_calls.length === 0 || answer.finish_reason === 'content-filter')
-        return completeTurn(turn, settledStep(step, new Map()), signal)
-      turn.open = { step, started: new Set(), outcomes: new Map() }
+        return completeTurn(turn, settledStep(step, new Map()), signal, { request: sent.request })
+      turn.openStep(step)
     }
-    const { pending, called, events } = isCut(turn.open.step)
-      ? refuseCutCalls(turn.open)
-      : await callTools(turn, data, turn.open, tools, signal)
+    const open = turn.open as NonNullable<TurnAttempt['open']>
+    const { pending, called, events } = isCut(open.step)
+      ? refuseCutCalls(open)
+      : await callTools(turn, data, open, tools, signal)
     if (pending.length > 0) return pauseTurn(turn, pending, events)
-    const settled = settledStep(turn.open.step, turn.open.outcomes)
+    const settled = settledStep(open.step, open.outcomes)
     const stop = [...called].some(name => stopping.has(name)) ? 'tool-calls' : n >= maxSteps ? 'max_steps' : null
-    if (stop) return completeTurn(turn, settled, signal, { stop, events })
+    if (stop) return completeTurn(turn, settled, signal, { stop, events, request: sent.request })
     await turn.journalStep(settled, events)
   }
 }
@@ -187,10 +189,14 @@ async function waitOrStop(turn: TurnAttempt, wait: ModelWait): Promise<TurnExit>
  * waiting for a host that does not answer, until it has waited for as long as an attempt may take: then it waits, and fails
  * by that limit.
  */
-async function callInTurn(turn: TurnAttempt, call: () => Promise<ModelAnswer>): Promise<ModelAnswer> {
+async function callInTurn(
+  turn: TurnAttempt,
+  controller: AbortController,
+  call: () => Promise<ModelAnswer>,
+): Promise<ModelAnswer> {
   const isPatient = idleMs(turn) < turn.services.config.GENERATION_MAX_SECONDS * 1000
   try {
-    return await (turn.onSilentHost && isPatient ? withSilentHost(turn.onSilentHost, call) : call())
+    return await (isPatient ? withSilentHost(() => controller.abort(new SilentHostError()), call) : call())
   } catch (error) {
     const wait = error instanceof ModelCallError ? modelWaitOf(turn, error.failure) : null
     throw wait ?? error
@@ -257,28 +263,50 @@ function availableChoice(
   return tool_names.length > 0 ? { ...choice, tool_names } : 'none'
 }
 
+/** What the model requests of an attempt read of the history. */
+type SentHistory = {
+  /** Messages that fit into the context; later steps omit further ones but restore none. */
+  history: ModelMessage[]
+  /** Size of the last request of an agent with a context policy. */
+  request: RequestSize | null
+  /** Whether messages without a summary are omitted, because the model takes no context as long. */
+  mustFit: boolean
+}
+
+type StepAnswer = SentHistory & { answer: ModelAnswer }
+
 /** Requests a step. If the model takes no context as long, messages without a summary are omitted after all. */
-async function requestStep(turn: TurnAttempt, ...request: StepRequest): Promise<ModelAnswer> {
+async function requestStep(
+  turn: TurnAttempt,
+  data: TurnData,
+  sent: SentHistory,
+  ...step: StepRequest
+): Promise<StepAnswer> {
   try {
-    return await requestOnce(turn, ...request)
+    return await requestOnce(turn, data, sent, ...step)
   } catch (error) {
     const isTooLong = error instanceof ModelCallError && error.failure.class === 'context_length'
-    if (!isTooLong || !keepsHistory(turn)) throw error
-    turn.mustFit = true
-    return requestOnce(turn, ...request)
+    if (!isTooLong || !keepsHistory(turn, sent)) throw error
+    return requestOnce(turn, data, { ...sent, mustFit: true }, ...step)
   }
 }
 
-type StepRequest = [data: TurnData, step: number, offered: ReturnType<typeof offeredTools>, signal: AbortSignal]
+type StepRequest = [step: number, offered: ReturnType<typeof offeredTools>, controller: AbortController]
 
 /**
  * Requests a step from the model of the turn's agent. With a route, the attempts at its targets are added to `routing`
  * of the generation during the call; they are written with the step or with the failure of the turn.
  * @throws MODEL_ROUTE_NOT_FOUND or AI_PROVIDER_NOT_FOUND if deleted since, errors of the model call
  */
-async function requestOnce(turn: TurnAttempt, ...[data, step, offered, signal]: StepRequest): Promise<ModelAnswer> {
+async function requestOnce(
+  turn: TurnAttempt,
+  data: TurnData,
+  sent: SentHistory,
+  ...[step, offered, controller]: StepRequest
+): Promise<StepAnswer> {
   const { agent, generation, services, route } = turn
   const { provider } = turn.loaded
+  const { signal } = controller
   const parts = [agent.instructions ?? '', ...data.system_extra, unavailableNote(turn.tools.unavailable) ?? '']
     .map(part => part.trim())
     .filter(part => part !== '')
@@ -288,22 +316,24 @@ async function requestOnce(turn: TurnAttempt, ...[data, step, offered, signal]: 
   const reference = [...knowledgeMessages(data), ...clientInstructionMessages(data), ...referenceMessages(data)]
   const steps = turn.steps.flatMap(promptMessages)
   const others = { system, tools: offered.tools, fixed: [...summary, ...reference, ...steps] }
-  let history = historyOf(turn, data, step, others)
-  if (!turn.files) {
-    turn.files = await readFiles(services, generation.project_id, history, signal, {
+  let fitting = fitHistory(turn, data, sent, step, others)
+  let { files } = turn
+  if (!files) {
+    files = await readFiles(services, generation.project_id, fitting.history, signal, {
       rules: mediaRules(agent.media),
       models: calledModels(turn.loaded, data.model ?? agent.model),
       describe: (target, content) => describeMedia(turn, target, content, signal),
     })
+    turn.holdFiles(files)
     // Texts of files may exceed the estimate.
-    if (turn.files.parts.size > 0) history = historyOf(turn, data, step, others)
+    if (files.parts.size > 0) fitting = fitHistory(turn, data, fitting, step, others)
   }
   const request: ModelRequest = {
     system,
     messages: [
       ...summary,
-      ...withReference(attachFiles(history, turn.files), reference),
-      ...attachFiles(steps, turn.files),
+      ...withReference(attachFiles(fitting.history, files), reference),
+      ...attachFiles(steps, files),
     ],
     ...modelSettings(agent, data.overrides),
     ...offered,
@@ -326,7 +356,8 @@ async function requestOnce(turn: TurnAttempt, ...[data, step, offered, signal]: 
   if (provider) {
     const model = data.model ?? agent.model ?? provider.default_model
     const retries = generation.model_attempts > 0 ? { retries: 0 } : {}
-    return callInTurn(turn, () => callModel(services, provider, model, request, retries))
+    const answer = await callInTurn(turn, controller, () => callModel(services, provider, model, request, retries))
+    return { ...fitting, answer }
   }
   // The provider or route of an earlier agent version may have been deleted.
   if (!route)
@@ -334,8 +365,9 @@ async function requestOnce(turn: TurnAttempt, ...[data, step, offered, signal]: 
       meta: { id: agent.ai_provider_id ?? agent.model_route_id ?? undefined },
     })
   const routing = routingRecorder(route, generation.routing, generation.publisher_project_id)
-  turn.generation = { ...generation, routing }
-  return callInTurn(turn, () => callRoute(services, route, request, { step, routing }))
+  turn.recordRouting(routing)
+  const answer = await callInTurn(turn, controller, () => callRoute(services, route, request, { step, routing }))
+  return { ...fitting, answer }
 }
 
 /**
@@ -351,35 +383,32 @@ function withReference(history: PromptMessage[], reference: PromptMessage[]): Pr
   return [...history.slice(0, at), ...changing, ...history.slice(at)]
 }
 
-/** Returns the messages of the history that fit into the context of a step. */
-function historyOf(
+/** Returns the part of a history that fits into the context of a step. */
+function fitHistory(
   turn: TurnAttempt,
   data: TurnData,
+  sent: SentHistory,
   step: number,
   request: Omit<Parameters<typeof boundHistory>[2], 'keeps' | 'attached'>,
-): ModelMessage[] {
-  const { max_context_messages, context_policy } = turn.agent
-  turn.history ??= newestMessages(data.messages ?? [], max_context_messages)
-  if (!context_policy) return turn.history
-  const keeps = keepsHistory(turn)
+): SentHistory {
+  const { context_policy } = turn.agent
+  if (!context_policy) return sent
   const { history, ...size } = boundHistory(
     context_policy,
-    turn.history,
-    { ...request, attached: turn.files?.parts, keeps },
+    sent.history,
+    { ...request, attached: turn.files?.parts, keeps: keepsHistory(turn, sent) },
     data.context?.bytes_per_token ?? null,
   )
-  const dropped = history.length < turn.history.length || turn.request?.dropped === true
-  turn.request = { step, ...size, dropped }
-  turn.history = history
-  return history
+  const dropped = history.length < sent.history.length || sent.request?.dropped === true
+  return { ...sent, history, request: { step, ...size, dropped } }
 }
 
 /** Whether messages stay in the context until their summary exists, as long as the model takes them. */
-const keepsHistory = (turn: TurnAttempt): boolean =>
+const keepsHistory = (turn: TurnAttempt, { mustFit }: SentHistory): boolean =>
   turn.agent.context_policy?.strategy === 'summarize' &&
   turn.generation.conversation_id !== null &&
   mayStoreDerived(turn) &&
-  !turn.mustFit
+  !mustFit
 
 /** Fails the turn, or stops without settling if the claim was lost. */
 async function failOrStop(turn: TurnAttempt, reason: unknown): Promise<TurnExit> {

@@ -29,21 +29,23 @@ const MAX_QUERY = 8000
 
 /**
  * Searches the agent's knowledge for the last user message, once per turn: later steps and attempts use the same block.
- * A failed search is recorded and the turn continues without results.
+ * Returns the turn data with the results. A failed search is recorded and the turn continues without results.
  * @throws TurnClaimLost, the reason of the signal, errors while the database is unavailable
  */
-export async function recallKnowledge(turn: TurnAttempt, data: TurnData, signal: AbortSignal): Promise<void> {
+export async function recallKnowledge(turn: TurnAttempt, data: TurnData, signal: AbortSignal): Promise<TurnData> {
   const { agent, generation, services } = turn
   const overlay = data.overrides.knowledge_config
-  if (data.knowledge !== null || (agent.knowledge_config === null && !overlay)) return
+  if (data.knowledge !== null || (agent.knowledge_config === null && !overlay)) return data
   const config = mergedKnowledge(agent.knowledge_config ?? {}, overlay)
   const request = requestOf(config, await placeholderValues(turn, config), data.messages ?? [])
-  if (!request) return
-  data.knowledge = await searchKnowledge(turn, request, signal)
-  const { block: _, ...knowledge } = data.knowledge
-  if (!(await storeKnowledge(services.pool, generation, sealTurnData(services, generation, data), knowledge)))
+  if (!request) return data
+  const found = await searchKnowledge(turn, request, signal)
+  const recalled = { ...data, knowledge: found }
+  const { block: _, ...knowledge } = found
+  if (!(await storeKnowledge(services.pool, generation, sealTurnData(services, generation, recalled), knowledge)))
     throw new TurnClaimLost()
   await injectFault(services, 'knowledge_kept')
+  return recalled
 }
 
 /** Returns the values of the placeholders in a knowledge configuration. */

@@ -14,7 +14,7 @@ import { agentResult, clientParts, laterMessages } from '../request/turn-result.
 import type { StreamEvent } from '../tools/tool-calls.ts'
 import { traceFlusher } from '../traces/flush.ts'
 import { commitAttempt } from './commit-attempt.ts'
-import { contextUse } from './context-bound.ts'
+import { contextUse, type RequestSize } from './context-bound.ts'
 import { priceTurn } from './metering.ts'
 import { outputSchemaOf } from './step-settings.ts'
 import { parseStructuredOutput, stripCodeFence } from './structured-output.ts'
@@ -27,6 +27,9 @@ const DEPTH_LIMIT_TEXT = 'The maximum depth of nested calls was reached; this ag
 
 /** Why a turn ends after a step with tool calls. */
 export type StopReason = 'max_steps' | 'tool-calls'
+
+/** What the last step of a turn leaves: events of its calls, and the size of its model request with a context policy. */
+type StepEnd = { events?: StreamEvent[]; request?: RequestSize | null }
 
 type TurnEnd =
   | (Pick<GenerationRow, 'stop_reason' | 'output'> & { status: 'completed'; error: null })
@@ -51,11 +54,11 @@ export async function completeTurn(
   turn: TurnAttempt,
   step: JournalStepRow,
   signal: AbortSignal,
-  { stop = null, events }: { stop?: StopReason | null; events?: StreamEvent[] } = {},
+  { stop = null, ...more }: { stop?: StopReason | null } & StepEnd = {},
 ): Promise<'settled'> {
   const text = step.text ?? ''
   const read = await readAnswer(turn, text, step, stop, signal)
-  if ('failure' in read) return settleTurn(turn, failedEnd(read.failure), step, events)
+  if ('failure' in read) return settleTurn(turn, failedEnd(read.failure), step, more)
   const finish_reason = step.finish_reason as string
   const { annotations } = step
   const output = {
@@ -65,12 +68,7 @@ export async function completeTurn(
     object: read.object,
     ...(annotations && annotations.length > 0 && { annotations }),
   }
-  return settleTurn(
-    turn,
-    { status: 'completed', stop_reason: stop ?? finish_reason, error: null, output },
-    step,
-    events,
-  )
+  return settleTurn(turn, { status: 'completed', stop_reason: stop ?? finish_reason, error: null, output }, step, more)
 }
 
 /** Returns the object of a structured answer, null without a schema, or the failure of an invalid answer. */
@@ -138,7 +136,7 @@ async function settleTurn(
   turn: TurnAttempt,
   end: TurnEnd,
   lastStep: JournalStepRow | null,
-  events: StreamEvent[] = [],
+  { events = [], request = null }: StepEnd = {},
 ): Promise<'settled'> {
   const { services, generation, context, data, agent } = turn
   const { source } = context
@@ -186,7 +184,7 @@ async function settleTurn(
     error: end.error,
     ignored_params: ignoredSettings(steps),
     notes: data?.notes ?? {},
-    context: end.status === 'completed' ? contextOf(turn, answered) : null,
+    context: end.status === 'completed' ? contextOf(turn, request, answered) : null,
     names_session: end.status === 'completed' && agent.auto_title && !isRefusedTurn && mayStoreDerived(turn),
   })
   const emitHooks = await retryWhileUnavailable(
@@ -239,9 +237,10 @@ export const mayStoreDerived = ({ agent, generation }: TurnAttempt): boolean =>
 /** Returns the use of the context by the last request of a turn; null if its size is unknown. */
 function contextOf(
   turn: TurnAttempt,
+  request: RequestSize | null,
   answered: Pick<JournalStepRow, 'n' | 'usage' | 'text'> | null,
 ): TurnOutcome['context'] {
-  const { agent, request } = turn
+  const { agent } = turn
   if (!agent.context_policy || !request || !answered) return null
   const { usage } = answered
   // The vendor may have read the prompt in several calls.

@@ -10,8 +10,8 @@ import { retryWhileUnavailable } from '#core/db/retry.ts'
 import { logAttempt } from '#core/work/attempt.ts'
 import type { AgentRow } from '#execution/agents/model.ts'
 import type { LoadedRoute } from '#execution/model-routes/store.ts'
-import type { ModelMessage, TokenLogprob, UnusedAnswer } from '#execution/providers/model-messages.ts'
-import { storedStep } from '../journal/step.ts'
+import type { ModelAnswer, UnusedAnswer } from '#execution/providers/model-messages.ts'
+import { openStepOf, storedStep } from '../journal/step.ts'
 import { type Entry, type JournalState, journalRows, readJournal, writeJournal } from '../journal/store.ts'
 import { type GenerationRow, generationKind, type JournalStepRow, type OpenStep, type TurnData } from '../model.ts'
 import { turnQueue } from '../request/create.ts'
@@ -22,7 +22,6 @@ import { FrameWriter, STEP_SETTLED, startedOf } from '../streams/frames.ts'
 import { notifyFrames, TURN_CHANNEL, TurnClaimLost } from '../streams/live-turns.ts'
 import type { StreamEvent } from '../tools/tool-calls.ts'
 import { NO_TOOLS, type Toolbox } from '../tools/toolbox.ts'
-import type { RequestSize } from './context-bound.ts'
 import { draftLostCalls, draftUnusedAnswer, type ProviderTypes, providerTypesOf } from './metering.ts'
 import { sealTurnData } from './turn-data.ts'
 import { withMemory } from './turn-hooks.ts'
@@ -45,45 +44,26 @@ export class TurnAttempt {
   readonly context: TurnContext
   readonly loaded: LoadedTurn
   readonly agent: AgentRow
-  generation: GenerationRow
-  /** Null until the turn is prepared. */
-  data: TurnData | null = null
-  /** Settled steps with their content. */
-  readonly steps: JournalStepRow[]
-  /** Model route of an agent without a provider; read again with each step. */
-  route: LoadedRoute | null
-  frames: FrameWriter
-  /** Text streamed for the step in progress. */
-  partial = ''
-  /** Reasoning of this attempt's steps, for a client that requests it. */
-  readonly reasoning: string[] = []
-  /** Probabilities of tokens by step; a streamed turn has them in the frames of its settled steps. Not stored otherwise. */
-  readonly logprobs: StepLogprobs[] = []
-  /** Read for the first model call; later steps use the same bytes. */
-  files: Attachments | null = null
-  tools: Toolbox = NO_TOOLS
-  /** Messages of the history that fit into the context; later steps omit further ones but restore none. */
-  history: ModelMessage[] | null = null
-  /** Whether messages without a summary are omitted, because the model takes no context as long. */
-  mustFit = false
-  /** Size of the last model request of an agent with a context policy. */
-  request: RequestSize | null = null
-  /** Aborts the attempt and requeues the turn. Null before the claim. */
-  onSilentHost: (() => void) | null = null
-  /** The step in progress, after its model call. */
-  open: JournalState['open']
-  /** Whether the journal may contain rows of the turn besides its settled steps. */
-  journalled: boolean
-  /** The last model answer until its step settles. */
-  lastAnswer: OpenStep | null
+  #generation: GenerationRow
+  #data: TurnData | null = null
+  readonly #steps: JournalStepRow[]
+  #route: LoadedRoute | null
+  #frames: FrameWriter
+  #partial = ''
+  readonly #reasoning: string[] = []
+  readonly #logprobs: StepLogprobs[] = []
+  #tools: Toolbox = NO_TOOLS
+  #open: JournalState['open']
+  #journalled: boolean
+  #lastAnswer: OpenStep | null
+  #providerTypes: ProviderTypes
+  #files: Attachments | null = null
   /** Usage of tool calls that has not been written. */
-  readonly unwrittenUsage: UsageDraft[] = []
-  private unusedAnswers = 0
-  /** Provider types of the providers that may have served a step, by id. */
-  providerTypes: ProviderTypes
+  readonly #unwrittenUsage: UsageDraft[] = []
+  #unusedAnswers = 0
   /** Whether the journal contains the model answer of the step in progress. */
-  private isStepJournalled: boolean
-  private readonly startedAt = performance.now()
+  #isStepJournalled: boolean
+  readonly #startedAt = performance.now()
 
   constructor(services: Services, loaded: LoadedTurn, context: TurnContext) {
     this.services = services
@@ -91,16 +71,88 @@ export class TurnAttempt {
     this.context = context
     // A turn without an agent is refused in prepareTurn.
     this.agent = loaded.agent as AgentRow
-    this.generation = loaded.generation
+    this.#generation = loaded.generation
     const { open, settled } = readJournal(services, loaded.generation, loaded.journal, loaded.generation.step_count)
-    this.open = open
-    this.lastAnswer = open?.step ?? null
-    this.providerTypes = providerTypesOf(loaded)
-    this.isStepJournalled = open !== null
-    this.journalled = loaded.journal.length > 0
-    this.steps = loaded.steps.map(step => settled.get(step.n) ?? step)
-    this.route = loaded.route
-    this.frames = new FrameWriter(services, loaded.generation, loaded.lastFrame, context.signal)
+    this.#open = open
+    this.#lastAnswer = open?.step ?? null
+    this.#providerTypes = providerTypesOf(loaded)
+    this.#isStepJournalled = open !== null
+    this.#journalled = loaded.journal.length > 0
+    this.#steps = loaded.steps.map(step => settled.get(step.n) ?? step)
+    this.#route = loaded.route
+    this.#frames = new FrameWriter(services, loaded.generation, loaded.lastFrame, context.signal)
+  }
+
+  get generation(): GenerationRow {
+    return this.#generation
+  }
+
+  /** Null until the turn is prepared. */
+  get data(): TurnData | null {
+    return this.#data
+  }
+
+  /** Settled steps with their content. */
+  get steps(): readonly JournalStepRow[] {
+    return this.#steps
+  }
+
+  /** Model route of an agent without a provider; read again with each step. */
+  get route(): LoadedRoute | null {
+    return this.#route
+  }
+
+  get frames(): FrameWriter {
+    return this.#frames
+  }
+
+  /** Text streamed for the step in progress. */
+  get partial(): string {
+    return this.#partial
+  }
+
+  /** Reasoning of this attempt's steps, for a client that requests it. */
+  get reasoning(): readonly string[] {
+    return this.#reasoning
+  }
+
+  /** Probabilities of tokens by step; a streamed turn has them in the frames of its settled steps. Not stored otherwise. */
+  get logprobs(): readonly StepLogprobs[] {
+    return this.#logprobs
+  }
+
+  /** What the model gets for the files of the turn: read for the first model call; later steps use the same bytes. */
+  get files(): Attachments | null {
+    return this.#files
+  }
+
+  get tools(): Toolbox {
+    return this.#tools
+  }
+
+  /** The step in progress, after its model call. */
+  get open(): JournalState['open'] {
+    return this.#open
+  }
+
+  /** Whether the journal may contain rows of the turn besides its settled steps. */
+  get journalled(): boolean {
+    return this.#journalled
+  }
+
+  /** The last model answer until its step settles. */
+  get lastAnswer(): OpenStep | null {
+    return this.#lastAnswer
+  }
+
+  /** Provider types of the providers that may have served a step, by id. */
+  get providerTypes(): ProviderTypes {
+    return this.#providerTypes
+  }
+
+  /** Keeps the data of the prepared turn. */
+  prepared(data: TurnData | null): void {
+    this.#data = data
   }
 
   /** Claims the turn. On a resume a frame voids the text of the interrupted step. @throws TurnClaimLost */
@@ -108,9 +160,9 @@ export class TurnAttempt {
     const { generation: before, services, context } = this
     const now = systemClock.now().toISOString()
     const first = before.status === 'pending'
-    const after = this.buildClaimedRow(now)
-    this.frames = new FrameWriter(services, after, this.loaded.lastFrame, context.signal)
-    const frames = this.buildFirstFrames(after, first)
+    const after = this.#buildClaimedRow(now)
+    this.#frames = new FrameWriter(services, after, this.loaded.lastFrame, context.signal)
+    const frames = this.#buildFirstFrames(after, first)
     const claim = {
       generation: before,
       attempt: after.attempt,
@@ -122,7 +174,7 @@ export class TurnAttempt {
       frames,
     }
     // If the response to the claim is lost, the turn is requeued under it.
-    this.generation = after
+    this.#generation = after
     const { held } = await services.writeOne(outbox => {
       if (first) {
         outbox.emit(generationKind, 'started', after, withMemory([]))
@@ -134,7 +186,7 @@ export class TurnAttempt {
     if (!held) throw new TurnClaimLost()
   }
 
-  private buildClaimedRow(now: string): GenerationRow {
+  #buildClaimedRow(now: string): GenerationRow {
     const { generation: before, agent } = this
     const counted = before.status === 'pending' || before.handed_back
     return {
@@ -151,7 +203,7 @@ export class TurnAttempt {
     }
   }
 
-  private buildFirstFrames(claimed: GenerationRow, first: boolean): Frame[] {
+  #buildFirstFrames(claimed: GenerationRow, first: boolean): Frame[] {
     if (!claimed.streamed) return []
     if (first) return [this.frames.next('started', startedOf(claimed))]
     // A step with a model answer is not streamed again.
@@ -161,15 +213,45 @@ export class TurnAttempt {
 
   /** Appends streamed text of the step in progress. */
   appendText(text: string): void {
-    this.partial += text
+    this.#partial += text
     this.frames.text(text)
   }
 
-  /** Keeps the probabilities of a step's tokens for the client. */
-  addLogprobs(step: number, tokens: TokenLogprob[] | undefined): void {
-    if (!tokens) return
-    this.logprobs.push({ step, tokens })
-    if (this.logprobs.length > MAX_LOGPROB_STEPS) this.logprobs.shift()
+  /** Sets the tools of the turn's model, and records them as the turn's surface unless an earlier attempt has. */
+  setTools(tools: Toolbox): void {
+    this.#tools = tools
+    if (tools !== NO_TOOLS)
+      this.#generation = { ...this.#generation, tool_surface: this.#generation.tool_surface ?? tools.surface }
+  }
+
+  /** Holds what the model gets for the files of the turn, until the attempt ends. */
+  holdFiles(files: Attachments): void {
+    this.#files = files
+  }
+
+  /** Starts a model call of a step: what an earlier one streamed is no part of it. */
+  startStep(): void {
+    this.#partial = ''
+  }
+
+  /** Adds attempts at the targets of a route to the record, which the write of the step or of the end contains. */
+  recordRouting(routing: GenerationRow['routing']): void {
+    this.#generation = { ...this.#generation, routing }
+  }
+
+  /** Keeps a model answer with what a client gets of it, and returns its step. */
+  addAnswer(answer: ModelAnswer, n: number, startedAt: string): OpenStep {
+    if (answer.reasoning && this.showsReasoning) this.#reasoning.push(answer.reasoning)
+    if (answer.logprobs) this.#logprobs.push({ step: n, tokens: answer.logprobs })
+    if (this.#logprobs.length > MAX_LOGPROB_STEPS) this.#logprobs.shift()
+    const step = openStepOf(answer, n, startedAt, this.#steps)
+    this.#lastAnswer = step
+    return step
+  }
+
+  /** Opens a step for its tool calls. */
+  openStep(step: OpenStep): void {
+    this.#open = { step, started: new Set(), outcomes: new Map() }
   }
 
   /** Whether the client gets reasoning: never of an agent that another project shares, which hides its instructions. */
@@ -187,7 +269,7 @@ export class TurnAttempt {
     const { n, finish_reason, usage } = step
     const logprobs = this.logprobs.find(({ step }) => step === n)?.tokens
     // The result has the probabilities of other steps only.
-    if (logprobs) this.logprobs.length = 0
+    if (logprobs) this.#logprobs.length = 0
     const { annotations } = step
     const cited = annotations && annotations.length > 0 && { annotations }
     return [
@@ -198,14 +280,14 @@ export class TurnAttempt {
 
   /** The step in progress, once its first tool call has started. */
   get startedStep(): JournalState['open'] {
-    return this.isStepJournalled ? this.open : null
+    return this.#isStepJournalled ? this.open : null
   }
 
   /** Journals starts and outcomes of tool calls; the first time with the model answer. @throws TurnClaimLost */
   async journalCalls(entries: Entry[], events: StreamEvent[]): Promise<void> {
     const { services, generation } = this
     const { step } = this.open as { step: OpenStep }
-    const first = !this.isStepJournalled
+    const first = !this.#isStepJournalled
     const frames = await this.buildFrames(events)
     const answer: Entry[] = first ? [{ n: step.n, position: 0, value: step }] : []
     const rows = journalRows(services, generation, [...answer, ...entries])
@@ -216,9 +298,9 @@ export class TurnAttempt {
     if (frames.length > 0) notifyFrames(services, generation.id)
     calls.written()
     checkThresholdsLater(services, calls.rated)
-    this.generation = after
-    this.isStepJournalled = true
-    this.journalled = true
+    this.#generation = after
+    this.#isStepJournalled = true
+    this.#journalled = true
   }
 
   /**
@@ -264,7 +346,7 @@ export class TurnAttempt {
         storedStep(step, generation.content_mode),
         frames,
         this.agent,
-        this.isStepJournalled || sealed ? { settled: sealed } : null,
+        this.#isStepJournalled || sealed ? { settled: sealed } : null,
         calls.rated,
       )
     const journalled = await this.writeFenced(write, after)
@@ -272,70 +354,92 @@ export class TurnAttempt {
     if (frames.length > 0) notifyFrames(services, generation.id)
     calls.written()
     checkThresholdsLater(services, calls.rated)
-    this.journalled ||= hidden
-    if (journalled !== true) this.route = journalled.route
+    this.#journalled ||= hidden
+    if (journalled !== true) this.#route = journalled.route
     if (this.route)
-      this.providerTypes = new Map([...this.providerTypes, ...providerTypesOf({ provider: null, route: this.route })])
-    this.lastAnswer = null
-    this.steps.push(step)
-    this.open = null
-    this.isStepJournalled = false
-    this.generation = after
+      this.#providerTypes = new Map([...this.providerTypes, ...providerTypesOf({ provider: null, route: this.route })])
+    this.#lastAnswer = null
+    this.#steps.push(step)
+    this.#open = null
+    this.#isStepJournalled = false
+    this.#generation = after
   }
 
   /** Prices the unwritten usage of tool calls; `written` removes it after the write. */
   async priceCalls(): Promise<{ rated: PricedUsage[]; written: () => void }> {
-    const count = this.unwrittenUsage.length
-    const rated = await retryWhileUnavailable(() => priceUsage(this.services, this.unwrittenUsage), this.context)
-    return { rated, written: () => void this.unwrittenUsage.splice(0, count) }
+    const count = this.#unwrittenUsage.length
+    const rated = await retryWhileUnavailable(() => priceUsage(this.services, this.#unwrittenUsage), this.context)
+    return { rated, written: () => void this.#unwrittenUsage.splice(0, count) }
+  }
+
+  /** Adds usage of a tool call, which the next write contains. */
+  addUsage(draft: UsageDraft): void {
+    this.#unwrittenUsage.push(draft)
   }
 
   /** Adds the usage of calls whose outcome is unknown when the turn ends. */
   addLostCalls(open: NonNullable<JournalState['open']>): void {
-    const known = new Set(this.unwrittenUsage.map(({ idempotency_key }) => idempotency_key))
+    const known = new Set(this.#unwrittenUsage.map(({ idempotency_key }) => idempotency_key))
     const lost = draftLostCalls(this.generation, open, this.tools.tools)
-    this.unwrittenUsage.push(...lost.filter(({ idempotency_key }) => !known.has(idempotency_key)))
+    this.#unwrittenUsage.push(...lost.filter(({ idempotency_key }) => !known.has(idempotency_key)))
   }
 
   /** Meters an answer of the model that a repeated or failed call did not return. */
   addUnusedAnswer(answer: UnusedAnswer, step: number): void {
     const type = this.providerTypes.get(answer.ai_provider_id) ?? 'unknown'
-    this.unwrittenUsage.push(draftUnusedAnswer(this.generation, answer, { type, step, n: this.unusedAnswers++ }))
+    this.#unwrittenUsage.push(draftUnusedAnswer(this.generation, answer, { type, step, n: this.#unusedAnswers++ }))
   }
 
-  /** Records usage that was not written with the turn. */
-  recordRemainingUsage(): void {
-    recordUsageLater(this.services, this.unwrittenUsage.splice(0))
+  /** Keeps the record that a committed end or pause has written. */
+  committed(after: GenerationRow): void {
+    this.#generation = after
+  }
+
+  /** Ends the attempt: releases its memory and records usage that was not written with the turn. */
+  async end(): Promise<void> {
+    this.#files?.release()
+    recordUsageLater(this.services, this.#unwrittenUsage.splice(0))
+    await this.#frames.discard()
   }
 
   /** Requeues the turn for another worker. */
   async requeue(): Promise<'requeued'> {
-    await requeueGeneration(this.services.pool, this.generation)
-    this.logOutcome('requeued')
+    this.#logRequeue(await requeueGeneration(this.services.pool, this.generation))
     return 'requeued'
   }
 
   /** Requeues the turn after a database error, without counting the attempt as lost. */
-  async requeueUncounted(): Promise<void> {
+  requeueUncounted(): Promise<void> {
     const { services, generation, context } = this
-    await retryWhileUnavailable(() => requeueGeneration(services.pool, generation), context).catch(() => {})
-    this.logOutcome('requeued')
+    return this.#tryRequeue(retryWhileUnavailable(() => requeueGeneration(services.pool, generation), context))
+  }
+
+  /** Without the requeue, the next claim counts the attempt as lost. */
+  async #tryRequeue(requeue: Promise<boolean>): Promise<void> {
+    try {
+      this.#logRequeue(await requeue)
+    } catch (error) {
+      this.#logOutcome('requeue_failed', null, {}, error)
+    }
+  }
+
+  #logRequeue(held: boolean): void {
+    this.#logOutcome(held ? 'requeued' : 'claim_lost')
   }
 
   /** Logs the end of an attempt whose turn waits for its model. */
   logWait(until: Date): void {
-    this.logOutcome('waiting', null, { retry_in_ms: until.getTime() - systemClock.now().getTime() })
+    this.#logOutcome('waiting', null, { retry_in_ms: until.getTime() - systemClock.now().getTime() })
   }
 
   /** Stops without settling: the claim was lost, or this process is stopping and requeues the turn. */
   async stopWithoutSettling(): Promise<'claim_lost' | 'requeued'> {
-    // If the claim was lost as well, the requeue matches no row.
+    // The claim may be lost as well.
     if (this.context.stopping.aborted && this.generation.status === 'in_progress') {
-      await requeueGeneration(this.services.pool, this.generation).catch(() => {})
-      this.logOutcome('requeued')
+      await this.#tryRequeue(requeueGeneration(this.services.pool, this.generation))
       return 'requeued'
     }
-    this.logOutcome('claim_lost')
+    this.#logOutcome('claim_lost')
     return 'claim_lost'
   }
 
@@ -346,22 +450,14 @@ export class TurnAttempt {
   ): Promise<'settled'> {
     await injectFault(this.services, 'after_settle')
     turnsTotal.inc({ outcome })
-    this.logOutcome(outcome, error)
+    this.#logOutcome(outcome, error)
     return 'settled'
   }
 
-  private logOutcome(outcome: string, error: RecordedFailure | null = null, more: object = {}): void {
+  #logOutcome(outcome: string, failure: RecordedFailure | null = null, more: object = {}, error?: unknown): void {
     const { id, attempt, project_id, agent_id, conversation_id } = this.generation
-    logAttempt(this.context.log, turnQueue.name, this.startedAt, {
-      generation_id: id,
-      project_id,
-      agent_id,
-      conversation_id,
-      attempt,
-      steps: this.steps.length,
-      outcome,
-      code: error?.code,
-      ...more,
-    })
+    const ids = { generation_id: id, project_id, agent_id, conversation_id }
+    const fields = { ...ids, attempt, steps: this.steps.length, outcome, code: failure?.code, ...more }
+    logAttempt(this.context.log, turnQueue.name, this.#startedAt, fields, error)
   }
 }

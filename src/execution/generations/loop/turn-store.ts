@@ -313,9 +313,10 @@ export const modelWaitParts = ({
   columns: sql.fragment`true as waiting`,
 })
 
-/** Requeues a turn in progress without counting the attempt as lost. */
-export async function requeueGeneration(db: Queryable, generation: GenerationRow): Promise<void> {
-  await db.query(
+/** Requeues a turn in progress without counting the attempt as lost; false if its claim was lost. */
+export async function requeueGeneration(db: Queryable, generation: GenerationRow): Promise<boolean> {
+  const { rowCount } = await db.query(
     voidStatement`update generations set handed_back = true where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress'`,
   )
+  return rowCount > 0
 }

@@ -88,7 +88,13 @@ export function laterMessages(step: JournalStepRow): ModelMessage[] {
 export type StepLogprobs = { step: number; tokens: TokenLogprob[] }
 
 /** Returns what a client of a chat protocol gets beyond the result: only the attempt that ends the turn has it. */
-export const clientParts = ({ reasoning, logprobs }: { reasoning: readonly string[]; logprobs: StepLogprobs[] }) => ({
+export const clientParts = ({
+  reasoning,
+  logprobs,
+}: {
+  reasoning: readonly string[]
+  logprobs: readonly StepLogprobs[]
+}) => ({
   ...(reasoning.length > 0 && { reasoning: reasoning.join('\n\n') }),
   ...(logprobs.length > 0 && { logprobs }),
 })

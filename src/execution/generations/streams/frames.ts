@@ -65,19 +65,29 @@ export class FrameWriter {
   private readonly services: Services
   private readonly generation: GenerationRow
   private readonly signal: AbortSignal
-  seq: number
+  #seq: number
 
   /** @param signal aborted when the attempt must stop */
   constructor(services: Services, generation: GenerationRow, lastSeq: number, signal: AbortSignal) {
     this.services = services
     this.generation = generation
-    this.seq = lastSeq
+    this.#seq = lastSeq
     this.signal = signal
   }
 
+  /** Number of the last frame. */
+  get seq(): number {
+    return this.#seq
+  }
+
+  /** Returns to the number of an earlier frame, because the write of later ones is repeated. */
+  rewind(seq: number): void {
+    this.#seq = seq
+  }
+
   next(event: string, data: object): Frame {
-    this.seq += 1
-    return makeFrame(this.services, this.generation, this.seq, event, data)
+    this.#seq += 1
+    return makeFrame(this.services, this.generation, this.#seq, event, data)
   }
 
   /** Queues streamed text. */

@@ -32,7 +32,6 @@ export async function openTools(turn: TurnAttempt, data: TurnData, signal: Abort
     context: data.tool_context ?? {},
     signal,
   })
-  turn.generation = { ...generation, tool_surface: generation.tool_surface ?? tools.surface }
   // Once per turn, not per attempt.
   if (generation.attempt === 1)
     for (const { tool_name, ...about } of tools.unavailable)
@@ -63,7 +62,7 @@ export function callTools(
     labels: agent.end_user_activity === 'labels',
     bounded: isBounded(actingAuthority(generation, agent)),
     journal: (entries, events) => turn.journalCalls(entries, events),
-    addUsage: draft => void turn.unwrittenUsage.push(draft),
+    addUsage: draft => turn.addUsage(draft),
     onExecuted: ({ callable: { id, name }, action }) =>
       noteActivity(turn, 'action_executed', `${name} was called`, {
         tool_id: id,

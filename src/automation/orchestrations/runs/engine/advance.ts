@@ -155,7 +155,7 @@ export class Advance {
     return this.graph.node(id) as Node
   }
 
-  isPast = (time: string | null): boolean => time !== null && new Date(time).getTime() <= this.now.getTime()
+  readonly isPast = (time: string | null): boolean => time !== null && new Date(time).getTime() <= this.now.getTime()
 
   after(ms: number): string {
     return new Date(this.now.getTime() + ms).toISOString()

@@ -1,0 +1,146 @@
+import type { Request, Response } from 'express'
+import passport from 'passport'
+import { Strategy as BearerStrategy } from 'passport-http-bearer'
+import type { Call, RequestFacts } from '../api/call.ts'
+import type { Operation } from '../api/operation.ts'
+import { RequestCount } from '../api/request-count.ts'
+import { timeIn } from '../base/clock.ts'
+import type { Services } from '../base/services.ts'
+import type { Caller } from '../iam/caller.ts'
+import { authentication, type Proof } from '../invoke/hooks.ts'
+import { CLIENT_GONE } from './body.ts'
+
+/** A request with the fields set by the first middleware. */
+export type Wire = Request & { requestId: string; startedAt: number }
+
+const closedSignals = new WeakMap<Response, AbortSignal>()
+
+/**
+ * Returns a signal that is aborted when the client disconnects. Created lazily, because few operations use it and a
+ * signal costs more than binding a query.
+ */
+export function closedSignal(res: Response): AbortSignal {
+  let signal = closedSignals.get(res)
+  if (!signal) {
+    const controller = new AbortController()
+    if (res.closed) controller.abort(CLIENT_GONE)
+    else res.once('close', () => controller.abort(CLIENT_GONE))
+    signal = controller.signal
+    closedSignals.set(res, signal)
+  }
+  return signal
+}
+
+/** Returns the facts of a request that do not depend on its operation. */
+export const requestFacts = (services: Services, req: Wire, res: Response): RequestFacts => ({
+  id: req.requestId,
+  receivedAt: timeIn(req.startedAt - performance.now()),
+  ip: req.ip ?? null,
+  userAgent: req.headers['user-agent'] ?? null,
+  headers: req.headers,
+  count: new RequestCount(services),
+  get closed() {
+    return closedSignal(res)
+  },
+})
+
+/** Returns the call that a request makes. */
+export function requestCall(services: Services, req: Wire, res: Response, identify: Call['identify']): Call {
+  const header = (name: 'if-match' | 'if-none-match' | 'idempotency-key') => req.headers[name] as string | undefined
+  return {
+    surface: 'rest',
+    identify,
+    params: req.params as Record<string, string>,
+    // Read once, because Express parses the query on every access.
+    query: req.query,
+    body: req.body === '' ? undefined : req.body,
+    path: req.originalUrl.split('?', 1)[0],
+    idempotencyKey: header('idempotency-key'),
+    ifMatch: header('if-match'),
+    ifNoneMatch: header('if-none-match'),
+    upload: req,
+    request: requestFacts(services, req, res),
+  }
+}
+
+/** An Authorization header with a token bound to a key of the client. */
+const DPOP = /^dpop +(\S+) *$/i
+
+const proofs = new WeakMap<Request, Proof>()
+
+/** Returns the proof of a request, always the same object. */
+function proofOf(req: Request): Proof {
+  let proof = proofs.get(req)
+  if (!proof) {
+    const jwt = req.headers.dpop
+    proof = {
+      jwt: typeof jwt === 'string' ? jwt : undefined,
+      method: req.method,
+      path: req.originalUrl.split('?', 1)[0],
+      accepted: false,
+    }
+    proofs.set(req, proof)
+  }
+  return proof
+}
+
+/** Resolves the callers of requests by their credentials. */
+export class CallerResolver {
+  readonly #services: Services
+  readonly #bearer = bearerTokenReader()
+
+  constructor(services: Services) {
+    this.#services = services
+  }
+
+  /** Returns the caller of the Authorization header; null without a valid credential. */
+  resolve(req: Request): Promise<Caller | null> {
+    const authenticate = authentication.only()
+    const bound = DPOP.exec(req.headers.authorization ?? '')?.[1]
+    const token = bound ?? this.#bearer(req)
+    if (token === null || !authenticate) return Promise.resolve(null)
+    return authenticate(this.#services, token, {
+      ip: req.ip ?? null,
+      origin: req.headers.origin,
+      ...(bound !== undefined && { proof: proofOf(req) }),
+    })
+  }
+
+  /** Returns a resolver by a ticket, which is consumed once and then stands for its credential. */
+  byTicket({ ticket: consume, param }: Operation, req: Request, ticket: string): () => Promise<Caller | null> {
+    const services = this.#services
+    let token: Promise<string | null> | undefined
+    return async () => {
+      token ??= consume?.(services, ticket, String(req.params[param as string])) ?? Promise.resolve(null)
+      const bearer = await token
+      const authenticate = authentication.only()
+      return bearer !== null && authenticate
+        ? authenticate(services, bearer, { ip: req.ip ?? null, origin: req.headers.origin, byTicket: true })
+        : null
+    }
+  }
+}
+
+/**
+ * Returns a reader of bearer tokens that uses passport's bearer strategy. It passes only the Authorization header, so
+ * that tokens in a query or a body are not accepted.
+ */
+function bearerTokenReader(): (req: Request) => string | null {
+  const authenticator = new passport.Passport()
+  authenticator.use(new BearerStrategy((token, done) => done(null, { token })))
+  const middleware = (shim: object, found: (user: unknown) => void) =>
+    authenticator.authenticate('bearer', { session: false }, (_error: unknown, user: unknown) => found(user))(
+      shim,
+      {},
+      () => found(null),
+    )
+  return req => {
+    const { authorization } = req.headers
+    if (!authorization) return null
+    let token: string | null = null
+    middleware({ headers: { authorization } }, user => {
+      token = user ? (user as { token: string }).token : null
+    })
+    return token
+  }
+}

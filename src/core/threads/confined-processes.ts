@@ -1,0 +1,157 @@
+import { type ChildProcess, fork } from 'node:child_process'
+import { once } from 'node:events'
+import { realpathSync } from 'node:fs'
+import path from 'node:path'
+import type { Writable } from 'node:stream'
+import { fileURLToPath } from 'node:url'
+
+/** A program that reads content of callers by `answerRequests` of confined-program.ts. */
+type ConfinedProgram = {
+  /** It may read the files of its directory, and start its monitor thread. */
+  file: URL
+  args: readonly string[]
+  /** Real paths of other files that it may read; a directory ends with a slash. */
+  reads: readonly string[]
+  /** Memory of a process, including program and content. */
+  memoryBytes: number
+  heapMebibytes: number
+  /** Further options of Node. */
+  options?: readonly string[]
+}
+
+export type ConfinedRequest<Request> = { size: number; request: Request }
+export type ConfinedAnswer<Part, Answer> = { part: Part } | { end: Answer; isReusable: boolean }
+
+/** Size and bytes of a file. */
+export type Content = { size: number; pieces: AsyncIterable<Uint8Array> | Iterable<Uint8Array> }
+
+/** How a request ended; `exit`: code or signal of a process that ended for another reason, or why it could not be used. */
+export type ConfinedOutcome<Answer> =
+  | { kind: 'answered'; answer: Answer }
+  | { kind: 'timeout' | 'memory' }
+  | { kind: 'exited'; exit: number | string | null }
+
+/** How long an idle process waits for the next request. */
+const IDLE_MS = 30_000
+
+const realPath = (file: string): string => realpathSync(fileURLToPath(new URL(file, import.meta.url)))
+
+/** Options of Node for a program: it reads its code and `reads`, no other file such as environments of processes. */
+export const rightsOf = ({ file, reads, heapMebibytes, options = [] }: ConfinedProgram): string[] => [
+  `--max-old-space-size=${heapMebibytes}`,
+  ...options,
+  '--permission',
+  ...[`${path.dirname(realpathSync(file))}/`, realPath('./'), ...reads].map(each => `--allow-fs-read=${each}`),
+  '--allow-worker',
+]
+
+/**
+ * Processes of a program for content of callers: with an empty environment, one request at a time, killed above the limits of
+ * time and memory. An idle process is used again for a while. They do not keep this process running.
+ */
+export class ConfinedProcesses<Request, Part, Answer> {
+  readonly #program: ConfinedProgram
+  /** Idle processes with their ends; never more than the requests that were active at the same time. */
+  readonly #idle = new Map<ChildProcess, NodeJS.Timeout>()
+
+  constructor(program: ConfinedProgram) {
+    this.#program = program
+  }
+
+  /**
+   * Sends a request with its content, and returns its answer.
+   * @param timeoutMs limit once the process has all of the content
+   * @throws the reason of the signal, errors of the pieces
+   */
+  async run(
+    request: Request,
+    content: Content,
+    { timeoutMs, signal, onPart }: { timeoutMs: number; signal?: AbortSignal; onPart?: (part: Part) => void },
+  ): Promise<ConfinedOutcome<Answer>> {
+    signal?.throwIfAborted()
+    const child = this.#take()
+    const ended = new AbortController()
+    let isReusable = false
+    try {
+      return await new Promise<ConfinedOutcome<Answer>>((resolve, reject) => {
+        const on = (name: string, listener: (...values: any[]) => void) => {
+          child.on(name, listener)
+          ended.signal.addEventListener('abort', () => child.off(name, listener))
+        }
+        on('message', (message: ConfinedAnswer<Part, Answer>) => {
+          if ('part' in message) return onPart?.(message.part)
+          isReusable = message.isReusable
+          resolve({ kind: 'answered', answer: message.end })
+        })
+        // V8 exits with SIGABRT when its heap is full; the monitor sends SIGUSR2.
+        on('exit', (code: number | null, by: NodeJS.Signals | null) =>
+          resolve(by === 'SIGUSR2' || by === 'SIGABRT' ? { kind: 'memory' } : { kind: 'exited', exit: by ?? code }),
+        )
+        on('error', (error: Error) => resolve({ kind: 'exited', exit: error.message }))
+        signal?.addEventListener('abort', () => reject(signal.reason), { signal: ended.signal })
+        child.send({ size: content.size, request } satisfies ConfinedRequest<Request>)
+        sendPieces(content.pieces, child.stdin as Writable, ended.signal).then(() => {
+          if (ended.signal.aborted) return
+          const timer = setTimeout(() => resolve({ kind: 'timeout' }), timeoutMs)
+          ended.signal.addEventListener('abort', () => clearTimeout(timer))
+        }, reject)
+      })
+    } finally {
+      ended.abort()
+      if (isReusable) this.#keep(child)
+      else child.kill('SIGKILL')
+    }
+  }
+
+  /** Kills the idle processes. */
+  close(): void {
+    for (const child of [...this.#idle.keys()]) {
+      this.#forget(child)
+      child.kill('SIGKILL')
+    }
+  }
+
+  #take(): ChildProcess {
+    const idle = [...this.#idle.keys()].at(-1)
+    if (idle) {
+      this.#forget(idle)
+      return idle
+    }
+    const child = start(this.#program)
+    const forget = () => this.#forget(child)
+    child.once('disconnect', forget).once('exit', forget)
+    return child
+  }
+
+  #keep(child: ChildProcess): void {
+    this.#idle.set(child, setTimeout(() => child.disconnect(), IDLE_MS).unref())
+  }
+
+  #forget(child: ChildProcess): void {
+    clearTimeout(this.#idle.get(child))
+    this.#idle.delete(child)
+  }
+}
+
+function start(program: ConfinedProgram): ChildProcess {
+  const child = fork(program.file, [String(program.memoryBytes), ...program.args], {
+    env: {},
+    execArgv: rightsOf(program),
+    stdio: ['pipe', 'ignore', 'ignore', 'ipc'],
+    serialization: 'advanced',
+  })
+  // Errors of an active process are handled by its exit; an idle process is replaced.
+  child.on('error', () => {})
+  child.stdin?.on('error', () => {})
+  child.unref()
+  child.channel?.unref()
+  return child
+}
+
+/** Writes pieces with backpressure until the end or until `signal` aborts. Throws errors of the pieces. */
+async function sendPieces(pieces: Content['pieces'], target: Writable, signal: AbortSignal): Promise<void> {
+  for await (const piece of pieces) {
+    if (signal.aborted) return
+    if (!target.write(piece)) await once(target, 'drain', { signal }).catch(() => {})
+  }
+}
