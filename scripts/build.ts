@@ -37,7 +37,7 @@ const steps: Step[] = [
   },
   {
     name: 'reference',
-    inputs: ['scripts/reference.ts', 'node_modules/@scalar/api-reference/package.json'],
+    inputs: ['scripts/reference.ts', 'scripts/vendor/*'],
     outputs: ['docs/dist/scalar.js'],
     programs: [['scripts/reference.ts']],
   },

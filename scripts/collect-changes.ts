@@ -1,12 +1,16 @@
+import { createHash } from 'node:crypto'
 import fs from 'node:fs'
 import path from 'node:path'
 
 /**
- * Collects the fragments of `changes/` into CHANGELOG.md under a version, and deletes them: `npm run changes -- 0.2.0 2026-12-31`.
+ * Collects the fragments of `changes/` into CHANGELOG.md under a version, deletes them, and records the checksums of the
+ * migrations, which are released with it and never edited again: `npm run changes -- 0.2.0 2026-12-31`.
  * A fragment is a file `<area>-<what>.md`: a heading with the kind, and one paragraph.
  */
 
 const ROOT = path.resolve(import.meta.dirname, '..')
+
+const RELEASED_MIGRATIONS = 'test/core/released-migrations.json'
 
 /** Kinds of changes, in the order of a section. */
 export const KINDS = ['Added', 'Changed', 'Deprecated', 'Removed', 'Fixed', 'Security']
@@ -83,7 +87,21 @@ export function withVersion(changelog: string, version: string, date: string, fr
   return `${[intro, released, ...earlier].join('## ').trimEnd()}\n`
 }
 
-/** Collects the fragments of a checkout. @throws Error if an argument, a fragment or the changelog is invalid; nothing is changed then */
+/** Returns the checksums of the migrations of a directory by name, in their order. */
+export const migrationChecksums = (directory: string): Record<string, string> =>
+  Object.fromEntries(
+    fs
+      .readdirSync(directory)
+      .sort()
+      .map(file => [
+        path.basename(file, '.sql'),
+        createHash('sha256')
+          .update(fs.readFileSync(path.join(directory, file)))
+          .digest('hex'),
+      ]),
+  )
+
+/** Collects the fragments of a checkout and records its migrations. @throws Error if an argument, a fragment or the changelog is invalid; nothing is changed then */
 export function collectChanges(root: string, version = '', date = ''): number {
   if (!/^\d+\.\d+\.\d+(-[\w.]+)?$/.test(version)) throw new Error(`${version || 'nothing'} is not a version: 0.2.0`)
   if (Number.isNaN(Date.parse(date)) || !/^\d{4}-\d\d-\d\d$/.test(date))
@@ -93,6 +111,8 @@ export function collectChanges(root: string, version = '', date = ''): number {
   const fragments = readFragments(folder)
   fs.writeFileSync(changelog, withVersion(fs.readFileSync(changelog, 'utf8'), version, date, fragments))
   for (const { file } of fragments) fs.rmSync(path.join(folder, file))
+  const checksums = migrationChecksums(path.join(root, 'sql'))
+  fs.writeFileSync(path.join(root, RELEASED_MIGRATIONS), `${JSON.stringify(checksums, null, 2)}\n`)
   return fragments.length
 }
 

@@ -1,7 +1,16 @@
+-- breaking: false
+
 -- Conventions: IDs are texts of the application that increase with time. Columns are `json` where values keep the order
 -- of their keys, otherwise `jsonb`. Columns named "loose" have no foreign key: the row outlives the one it refers to.
 -- Indexes of lists that are mostly appended to have ascending keys and are read backwards: PostgreSQL then splits pages
 -- at their end, so that pages stay full and a split writes little.
+
+-- Migrations that are marked as breaking, with the release that has them: processes of earlier releases do not start, and
+-- running ones stop.
+create table breaking_migrations (
+  name text primary key,
+  release text not null
+);
 
 -- Number of rows per project, and of deliveries per webhook, so that lists show totals without counting: a page of
 -- 1,000,000 rows takes 1 ms instead of 300. The counts of a table and scope add up to the result of `count(*)`.
@@ -108,7 +117,12 @@ create table worker_heartbeats (
   instance_id text primary key,
   kinds text[] not null, started_at timestamptz(3) not null, beat_at timestamptz(3) not null,
   -- The process, as in leases: other processes end the leases of a lost one.
-  holder text, host text, pid integer, pid_started text
+  holder text, host text, pid integer, pid_started text,
+  version text,
+  -- By name, the slots of the handlers and how many of them one project may hold.
+  queues jsonb,
+  -- By how many milliseconds its clock was ahead of the database.
+  clock_ahead_ms double precision
 );
 
 -- Readiness updates it to check that the database accepts writes. Processes share the row, so that they rarely write.

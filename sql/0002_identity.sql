@@ -1,3 +1,5 @@
+-- breaking: false
+
 -- Users, projects, keys, policies, secrets; sign-in and the OAuth server.
 
 create table users (
@@ -9,7 +11,9 @@ create table users (
   -- Part of every user token: an increase ends all earlier tokens.
   token_version integer not null default 1,
   last_login_at timestamptz(3), disabled_at timestamptz(3),
-  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
+  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now(),
+  -- Name that end users see.
+  display_name text
 );
 create unique index users_username on users (lower(username));
 
@@ -62,7 +66,10 @@ create table projects (
   require_priced_model boolean not null default false,
   tags jsonb not null default '{}',
   paused_at timestamptz(3), pause_reason text, delete_at timestamptz(3),
-  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
+  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now(),
+  run_retention_days integer,
+  -- Language of texts for searches by words: `auto` or a text search configuration. Null for the deployment's.
+  search_language text
 );
 create index projects_guardrails on projects using gin (guardrail_ids);
 create index projects_default_model_route on projects (default_model_route_id) where default_model_route_id is not null;
@@ -70,6 +77,7 @@ create index projects_delete_at on projects (delete_at) where delete_at is not n
 create index projects_retention on projects (id) where trace_content_retention_days is not null;
 create index projects_conversation_retention on projects (id) where conversation_retention_days is not null;
 create index projects_trace_retention on projects (id) where trace_retention_days is not null;
+create index projects_run_retention on projects (id) where run_retention_days is not null;
 create constraint trigger row_counts_dropped after delete on projects deferrable initially deferred
   for each row execute function drop_row_counts();
 
@@ -94,7 +102,9 @@ create table project_keys (
   project_id text references projects (id) on delete cascade,
   allowed_ips text[],
   expires_at timestamptz(3), last_used_at timestamptz(3), rotated_at timestamptz(3),
-  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
+  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now(),
+  -- Last request with an Origin header, as browsers send it, to the minute: a key does not belong in a page.
+  browser_used_at timestamptz(3)
 );
 create index project_keys_previous on project_keys (previous_key_hash) where previous_key_hash is not null;
 create index project_keys_user on project_keys (user_id);

@@ -1,4 +1,6 @@
--- Events, audit, webhooks, quotas, usage and prices, activity, exceptions.
+-- breaking: false
+
+-- Events, audit, webhooks, quotas, usage and prices, activity, exceptions, backlogs of retention.
 
 create table events (
   id text primary key,
@@ -35,17 +37,52 @@ create trigger audit_entries_no_truncate before truncate on audit_entries
   for each statement execute function refuse_change('audit entries are append-only');
 call count_table('audit_entries');
 
--- Hash chains of audit entries, one per project, written by a worker after the entries.
-create table audit_seals (
-  entry_id text primary key,
-  chain text not null, position bigint not null, hash bytea not null,
-  -- Retention deleted the entry. Its seal remains, so that the chain can be verified.
-  pruned boolean not null default false,
-  unique (chain, position)
+-- Hash chains of audit entries, one per project, written by a worker after the entries. A batch has the seals of entries
+-- that were sealed together: for the entry at each position from `position - count + 1` to `position` of a chain its ID and
+-- its hash of 32 bytes. The seal of a deleted entry remains until no earlier entry of the chain exists, so that the chain can
+-- be verified.
+create table audit_seal_batches (
+  chain text not null,
+  -- Of the last entry.
+  position bigint not null,
+  count integer not null check (count > 0),
+  -- Least and greatest ID.
+  first_id text not null, last_id text not null,
+  -- In the order of the positions.
+  entry_ids text[] not null, hashes bytea not null,
+  -- Places in the batch, from 1, of entries that retention deleted.
+  pruned integer[] not null default '{}',
+  primary key (chain, position),
+  check (cardinality(entry_ids) = count and length(hashes) = 32 * count)
 );
-create trigger audit_seals_append_only before update or delete on audit_seals
+-- Batches of recent passes.
+create index audit_seal_batches_recent on audit_seal_batches (last_id);
+-- Batches of entries that retention deletes.
+create index audit_seal_batches_unpruned on audit_seal_batches (chain, first_id) where cardinality(pruned) < count;
+-- Seals to delete.
+create index audit_seal_batches_pruned on audit_seal_batches (chain, position) where cardinality(pruned) = count;
+-- Merging of small batches replaces them, under the setting of retention.
+create trigger audit_seal_batches_append_only before update on audit_seal_batches
   for each row execute function refuse_change('audit seals are append-only', 'UPDATE');
-create trigger audit_seals_no_truncate before truncate on audit_seals
+create trigger audit_seal_batches_kept before delete on audit_seal_batches
+  for each row execute function refuse_change('audit seals are append-only', 'DELETE');
+create trigger audit_seal_batches_no_truncate before truncate on audit_seal_batches
+  for each statement execute function refuse_change('audit seals are append-only');
+
+-- Start of a chain whose first seals retention deleted: position and hash of the last deleted seal, which the next one
+-- continues. One row per chain.
+create table audit_chain_starts (
+  chain text primary key,
+  position bigint not null check (position > 0),
+  hash bytea not null check (length(hash) = 32)
+);
+create trigger audit_chain_starts_inserted before insert on audit_chain_starts
+  for each row execute function refuse_change('audit seals are append-only', 'INSERT');
+create trigger audit_chain_starts_updated before update on audit_chain_starts
+  for each row execute function refuse_change('audit seals are append-only', 'UPDATE');
+create trigger audit_chain_starts_kept before delete on audit_chain_starts
+  for each row execute function refuse_change('audit seals are append-only');
+create trigger audit_chain_starts_no_truncate before truncate on audit_chain_starts
   for each statement execute function refuse_change('audit seals are append-only');
 
 -- Start of the last complete sealing pass.
@@ -84,9 +121,16 @@ create table webhooks (
   previous_secret_until timestamptz(3),
   -- Consecutive failed deliveries, and the time of the first.
   failures integer not null default 0, failing_since timestamptz(3),
-  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
+  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now(),
+  -- Set for an address that is notified of the changes of a task; it subscribes to no events. References a2a_tasks.
+  task_id text,
+  -- Sealed JSON of further headers.
+  sealed_headers text
 );
-create index webhooks_project on webhooks (project_id, created_at desc, id desc);
+-- Addresses of tasks may be many; they are never listed and never subscribe.
+create index webhooks_project on webhooks (project_id, created_at desc, id desc) where task_id is null;
+create unique index webhooks_task on webhooks (task_id, name) where task_id is not null;
+create index webhooks_notified on webhooks (project_id) where task_id is not null;
 create index webhooks_policy on webhooks (policy_id) where policy_id is not null;
 create constraint trigger row_counts_dropped after delete on webhooks deferrable initially deferred
   for each row execute function drop_row_counts();
@@ -117,7 +161,11 @@ create table webhook_deliveries (
   response_body text,
   -- Loose: the original may be deleted earlier.
   redelivery_of text,
-  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
+  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now(),
+  -- Workers that were lost while they had claimed the queued delivery. Such a delivery is a suspect, which a worker sends
+  -- while it does nothing else; `ran_alone` is true while it does.
+  worker_losses integer not null default 0,
+  ran_alone boolean not null default false
 ) with (fillfactor = 85);
 -- One delivery of an event to a webhook, and any number of redeliveries. Also serves the search by event.
 create unique index webhook_deliveries_event
@@ -125,6 +173,8 @@ create unique index webhook_deliveries_event
 create index webhook_deliveries_webhook on webhook_deliveries (webhook_id, created_at, id);
 create index webhook_deliveries_queued on webhook_deliveries (webhook_id, next_attempt_at, id) where status = 'queued';
 create index webhook_deliveries_finished on webhook_deliveries (created_at) where status <> 'queued';
+create index webhook_deliveries_suspects on webhook_deliveries (worker_losses, next_attempt_at, id)
+  where status = 'queued' and worker_losses > 0;
 call count_table('webhook_deliveries', 'webhook_id');
 
 -- Envelopes of events that were deleted before their deliveries: EVENT_RETENTION_DAYS may be the shorter retention.
@@ -197,7 +247,11 @@ create table usage_events (
   -- [{ component, quantity, unit, billable, unit_price, cost_usd, price_id }], numbers as JSON numbers; the last three
   -- are null in an unpriced component.
   components jsonb not null,
-  created_at timestamptz(3) not null default now()
+  created_at timestamptz(3) not null default now(),
+  -- Number of events that the row sums up: more than one after a roll-up.
+  event_count integer not null default 1,
+  -- The model and the service tier that a vendor names in its answer; null if it names none.
+  served_model text, service_tier text
 );
 create unique index usage_events_key on usage_events (idempotency_key);
 -- The usage of a window is summed by an index-only scan.
@@ -258,6 +312,14 @@ create table usage_rollups (
 ) with (fillfactor = 50);
 create index usage_rollups_hour on usage_rollups (hour);
 
+-- The time up to which the usage of a project is rolled up, and whether events of existing turns before it remain, which
+-- are rolled up once retention deletes turns.
+create table usage_roll_ups (
+  project_id text primary key references projects (id) on delete cascade,
+  through timestamptz(3) not null,
+  turns_remain boolean not null
+);
+
 -- Returns the components of an event: one row for the event with its tokens, one for every other component.
 create function usage_parts(components jsonb, event_cost numeric) returns table (
   component text, unit text, events bigint, quantity numeric, cost_usd numeric,
@@ -284,6 +346,17 @@ create function usage_parts(components jsonb, event_cost numeric) returns table 
   select c.component, c.unit, 0, c.quantity, c.cost_usd, 0, null, 0, null, 0, null, 0, null, 0 from c where not c.token
 $$;
 
+-- Returns the components of a row, as the function with two arguments, with the number of its events.
+create function usage_parts(components jsonb, event_cost numeric, event_count integer) returns table (
+  component text, unit text, events bigint, quantity numeric, cost_usd numeric,
+  input_tokens bigint, input_cost numeric, cached_tokens bigint, cached_cost numeric, cache_write_tokens bigint,
+  cache_write_cost numeric, output_tokens bigint, output_cost numeric, reasoning_tokens bigint
+) language sql immutable as $$
+  select p.component, p.unit, p.events * event_count, p.quantity, p.cost_usd, p.input_tokens, p.input_cost, p.cached_tokens,
+    p.cached_cost, p.cache_write_tokens, p.cache_write_cost, p.output_tokens, p.output_cost, p.reasoning_tokens
+  from usage_parts(components, event_cost) p
+$$;
+
 -- Whether an event has a quantity that a price could cover and none does.
 create function usage_unpriced(components jsonb) returns boolean language sql immutable as $$
   select exists (
@@ -296,15 +369,17 @@ create function add_cost(a numeric, b numeric) returns numeric language sql immu
 return coalesce(a + b, a, b);
 
 -- Adds events to the sums. With cached plans: planning for each array takes 0.4 ms, execution 0.1.
-create function add_usage(added usage_events[]) returns void language plpgsql set plan_cache_mode = force_generic_plan as $$
+create function add_usage(added usage_events[]) returns void
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
   own smallint := counter_shard();
 begin
   insert into usage_sums as s
     (project_id, scope, ref, hour, meter_type, shard, events, tokens, cost_usd, metered, priced, unpriced)
-  select e.project_id, r.scope, r.ref, e.hour, e.meter_type, own, count(*), sum(e.tokens), coalesce(sum(e.cost_usd), 0),
-    count(*) filter (where e.model_use), count(*) filter (where e.model_use and e.cost_usd is not null),
-    count(*) filter (where e.model_use and e.unpriced)
+  select e.project_id, r.scope, r.ref, e.hour, e.meter_type, own, sum(e.event_count), sum(e.tokens), coalesce(sum(e.cost_usd), 0),
+    coalesce(sum(e.event_count) filter (where e.model_use), 0),
+    coalesce(sum(e.event_count) filter (where e.model_use and e.cost_usd is not null), 0),
+    coalesce(sum(e.event_count) filter (where e.model_use and e.unpriced), 0)
   from (
     select *, date_trunc('hour', created_at, 'UTC') as hour, usage_unpriced(components) as unpriced,
       meter_type = 'llm_tokens' and source is distinct from 'embedding' as model_use
@@ -324,7 +399,7 @@ begin
     sum(p.events), sum(p.quantity), sum(p.cost_usd), sum(p.input_tokens), sum(p.input_cost), sum(p.cached_tokens),
     sum(p.cached_cost), sum(p.cache_write_tokens), sum(p.cache_write_cost), sum(p.output_tokens), sum(p.output_cost),
     sum(p.reasoning_tokens)
-  from unnest(added) e cross join lateral usage_parts(e.components, e.cost_usd) p
+  from unnest(added) e cross join lateral usage_parts(e.components, e.cost_usd, e.event_count) p
   group by 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
   on conflict (project_id, hour, meter_type, model, ai_provider_id, agent_id, source, publisher_project_id, component, unit, shard)
   do update set
@@ -338,8 +413,12 @@ begin
     reasoning_tokens = r.reasoning_tokens + excluded.reasoning_tokens;
 end $$;
 
+-- A roll-up replaces rows that the sums contain already.
 create function usage_added() returns trigger language plpgsql as $$
 begin
+  if current_setting('muster.usage_rollup', true) = 'on' then
+    return null;
+  end if;
   perform add_usage(array_agg(c::usage_events)) from changed c;
   return null;
 end $$;
@@ -404,13 +483,18 @@ create table prices (
   resource text,
   quantity json,
   created_at timestamptz(3) not null default now(),
+  -- Time at which a price in effect was ended; null for none. From then on its item has no price in this scope until another
+  -- one starts.
+  effective_until timestamptz(3),
+  -- It may apply to one service tier only, and only to calls whose prompt has more tokens.
+  tier text, above_tokens bigint check (above_tokens > 0),
   check (ai_provider_id is null or project_id is not null),
   check (resource is null or project_id is not null and ai_provider_id is null),
   check (quantity is null or resource is not null)
 );
 -- Finds the latest price of a component.
 create unique index prices_identity on prices
-  (project_id, ai_provider_id, provider, model, resource, component, effective_from) nulls not distinct;
+  (project_id, ai_provider_id, provider, model, resource, component, tier, above_tokens, effective_from) nulls not distinct;
 create index prices_project on prices (project_id, created_at, id);
 create index prices_provider on prices (ai_provider_id, created_at, id) where ai_provider_id is not null;
 
@@ -471,3 +555,12 @@ create index exceptions_kind on exceptions (project_id, kind, created_at desc, i
 create index exceptions_agent on exceptions (agent_id) where agent_id is not null;
 create index exceptions_run on exceptions (orchestration_run_id) where orchestration_run_id is not null;
 call count_table('exceptions');
+
+-- Expired records that a sweep left in a project, at the last measurement. No row without any.
+create table retention_backlogs (
+  project_id text not null references projects (id) on delete cascade,
+  setting text not null,
+  records bigint not null,
+  since timestamptz(3) not null default now(), measured_at timestamptz(3) not null default now(),
+  primary key (project_id, setting)
+);

@@ -1,4 +1,6 @@
--- Files, documents, vectors, ingestion.
+-- breaking: false
+
+-- Files, documents, words and vectors, ingestion.
 
 create table files (
   id text primary key,
@@ -18,6 +20,8 @@ create table files (
   metadata jsonb,
   tags jsonb not null default '{}',
   created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now(),
+  -- End user who uploaded the file; references actors.
+  actor_id text,
   check ((storage is null) = (sha256 is null)),
   check ((storage in ('postgres', 'local', 's3')) is not true or location is not null)
 );
@@ -30,6 +34,7 @@ create index files_tags on files using gin (tags jsonb_path_ops)
   where path is null or not starts_with(path, '/.system/');
 -- Blobs in use.
 create index files_location on files (location) where location is not null;
+create index files_actor on files (actor_id) where actor_id is not null;
 
 -- The path of a file of a trace contains the ID of the trace, which replaces a foreign key of traces: without its index,
 -- the update that sets the file rewrites no index.
@@ -116,13 +121,20 @@ create table documents (
   embed_since timestamptz(3),
   -- Space of the last embedding of the chunks, whether or not each one got a vector; 0 for none.
   space_id integer not null default 0,
-  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
+  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now(),
+  -- Language of the ingestion rule, as in projects. Null: the project's.
+  search_language text,
+  -- Charset that was detected in a text file without one.
+  charset text,
+  -- `partial`: searches by meaning find it only in part, or not at all, because the embedding model refused its texts.
+  embedding text check (embedding = 'partial')
 );
 create index documents_project on documents (project_id, created_at desc, id desc) where kind = 'document';
 create index documents_path on documents (project_id, path);
 create index documents_tags on documents using gin (tags jsonb_path_ops) where kind = 'document';
 create index documents_metadata on documents using gin (metadata jsonb_path_ops) where kind = 'document';
 create index documents_unsettled on documents (project_id, id) where status in ('pending', 'processing');
+create index documents_embedding on documents (project_id) where embedding is not null;
 create index documents_embed_since on documents (embed_since) where embed_since is not null;
 -- Documents in earlier spaces, newest first.
 create index documents_space on documents (space_id, id) where chunk_count > 0;
@@ -149,20 +161,86 @@ create table document_versions (
   primary key (document_id, version)
 );
 
--- Returns the words of a text with a lexeme of the project, which keeps an index scan within the project. A tsvector holds
--- at most 1 MiB of lexemes: for a larger text, the start of the text is halved until it fits.
-create function search_tsv(config regconfig, content text, project text) returns tsvector
-language plpgsql immutable parallel safe as $$
+-- Returns a text search configuration by name, `simple` if it does not exist.
+create function search_config(name text) returns regconfig language sql stable parallel safe as $$
+  select coalesce(
+    (select t.oid::regconfig
+     from pg_ts_config t join pg_namespace n on n.oid = t.cfgnamespace
+     where (t.cfgname = lower(name) and pg_ts_config_is_visible(t.oid)) or n.nspname || '.' || t.cfgname = lower(name)
+     limit 1),
+    'pg_catalog.simple')
+$$;
+
+-- Returns the words of a text with a lexeme of the project, which keeps an index scan within the project. Each line of
+-- `words` is a weight, a configuration or `-`, a space, and words by their position; `zqxj` is none. Configurations of lines
+-- apply if the language is `auto`. A tsvector holds at most 1 MiB of lexemes: larger lines are halved until they fit.
+create function words_tsv(words text, language text, fallback text, project text) returns tsvector
+language plpgsql stable parallel safe as $$
 declare
-  characters integer := 262144;
+  characters integer := 1048576;
+  line text;
+  named text;
+  config regconfig;
+  content text;
+  part tsvector;
+  result tsvector;
 begin
   loop
     begin
-      return to_tsvector(config, left(content, characters)) || array_to_tsvector(array['~p' || project]);
+      result := '';
+      foreach line in array string_to_array(words, e'\n') loop
+        named := split_part(substr(line, 2), ' ', 1);
+        content := left(substr(line, length(named) + 3), characters);
+        config := search_config(case when language <> 'auto' then language when named = '-' then fallback else named end);
+        part := to_tsvector(config, content);
+        if strpos(content, 'zqxj') > 0 then
+          part := ts_delete(part, tsvector_to_array(to_tsvector(config, 'zqxj')));
+        end if;
+        if left(line, 1) <> 'D' then
+          part := setweight(part, left(line, 1)::"char");
+        end if;
+        -- Concatenation would move the positions of the second tsvector.
+        result := case when result = '' then part else (result::text || ' ' || part::text)::tsvector end;
+      end loop;
+      return result || array_to_tsvector(array['~p' || project]);
     exception when program_limit_exceeded then
       characters := characters / 2;
     end;
   end loop;
+end
+$$;
+
+-- Returns the query for the forms of a search, separated by form feeds, of which one must match. A form consists of lines that
+-- must all match: a command, a configuration, a tab and a text. Immutable, so that the planner evaluates it.
+create function search_query(forms text) returns tsquery language plpgsql immutable parallel safe as $$
+declare
+  form text;
+  line text;
+  name text;
+  config regconfig;
+  content text;
+  part tsquery;
+  lines tsquery;
+  result tsquery := '';
+begin
+  foreach form in array string_to_array(forms, e'\f') loop
+    lines := '';
+    foreach line in array string_to_array(form, e'\n') loop
+      name := substr(split_part(line, e'\t', 1), 2);
+      content := substr(line, length(name) + 3);
+      config := case when name like '!%' then substr(name, 2)::regconfig else search_config(name) end;
+      part := case left(line, 1)
+        when 'q' then to_tsquery(config, content)
+        when 'w' then websearch_to_tsquery(config, content)
+        else phraseto_tsquery(config, content)
+      end;
+      lines := case when lines = '' then part else lines && part end;
+    end loop;
+    if lines <> '' and lines <> result then
+      result := case when result = '' then lines else result || lines end;
+    end if;
+  end loop;
+  return result;
 end
 $$;
 
@@ -185,8 +263,8 @@ create unique index document_chunks_document on document_chunks (document_id, ch
 -- Newest chunks of a project: a search for a word in most of them reads this order, not the index of words.
 create index document_chunks_project on document_chunks (project_id, id);
 create index document_chunks_tsv on document_chunks using gin (tsv);
--- Chunks with another configuration.
-create index document_chunks_config on document_chunks (tsv_config);
+-- Tags of words in use, and the rows of a project with one of them.
+create index document_chunks_words on document_chunks (tsv_config, project_id);
 
 create table embedding_spaces (
   id integer generated always as identity primary key,
@@ -254,6 +332,8 @@ create table ingestion_rules (
   chunk_unit text check (chunk_unit in ('characters', 'tokens')),
   chunk_size integer, chunk_overlap integer, metadata jsonb, author jsonb,
   created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now(),
+  -- As in projects. Null: the project's.
+  search_language text,
   check ((tool_id is null) <> (agent_id is null))
 );
 create unique index ingestion_rules_glob on ingestion_rules (project_id, content_type_glob, path_prefix) nulls not distinct;

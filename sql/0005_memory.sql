@@ -1,3 +1,5 @@
+-- breaking: false
+
 -- Memory stores, memories, and the ledger of submitted facts.
 
 create table memory_stores (
@@ -57,9 +59,10 @@ create index memories_superseded_by on memories (superseded_by_memory_id) where 
 create index memories_expiring on memories (expires_at, memory_store_id)
   where invalidated_at is null and expires_at is not null;
 create index memories_over on memories (project_id, expires_at) where invalidated_at is null and expires_at is not null;
--- Memories to embed or to index with another configuration.
+-- Memories to embed.
 create index memories_space on memories (space_id, id) where invalidated_at is null;
-create index memories_config on memories (tsv_config, id) where tsv is not null;
+-- Tags of words in use, and the memories of a project with one of them.
+create index memories_words on memories (tsv_config, project_id) where tsv is not null;
 
 -- Maintains valid_count and marked_count.
 create function count_valid_memories() returns trigger language plpgsql as $$

@@ -1,4 +1,6 @@
--- AI providers, model routes, tools, guardrails, agents, shares, turns, chains, approvals, deciders, memory rules.
+-- breaking: false
+
+-- AI providers, model routes, tools, guardrails, agents, shares, turns, chains, approvals, deciders, memory rules, stream tickets.
 
 create table ai_providers (
   id text primary key,
@@ -13,7 +15,10 @@ create table ai_providers (
   config jsonb, sealed_credentials text,
   -- Secrets that a call needs: secret_id and the secrets of header tokens.
   secret_ids text[] not null default '{}',
-  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
+  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now(),
+  -- What calls and checks found about the models of the provider, by model, which each call reads with the row; and the last
+  -- check by capabilities, which only its reader does.
+  profile jsonb not null default '{}', last_check jsonb
 );
 create index ai_providers_project on ai_providers (project_id, created_at desc, id desc);
 create index ai_providers_secret on ai_providers (secret_id) where secret_id is not null;
@@ -155,6 +160,24 @@ create table agents (
   release_references text[],
   author jsonb,
   created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now(),
+  end_user_activity text not null default 'none' check (end_user_activity in ('none', 'labels')),
+  -- How turns handle images and files of messages; null for the defaults.
+  media jsonb,
+  context_policy jsonb,
+  -- Route in context_policy, as a column for the reference.
+  summary_model_route_id text references model_routes (id),
+  -- Whether it names sessions, and what front ends show of it.
+  auto_title boolean not null default false,
+  description text, avatar_file_id text references files (id), greeting text, suggestions text[],
+  -- System texts of a client: ignored, given as a block of the user, or added to the instructions.
+  client_instructions text not null default 'block' check (client_instructions in ('ignore', 'block', 'system')),
+  accept_client_tools boolean not null default false,
+  -- Settings of requests that take effect; null for none.
+  request_settings text[],
+  shared_state boolean not null default false,
+  a2a jsonb,
+  -- Tools that the vendor of the model runs itself, such as web search.
+  vendor_tools jsonb,
   constraint agents_binding check (ai_provider_id is null or model_route_id is null),
   constraint agents_model check (model is null or ai_provider_id is not null)
 );
@@ -167,6 +190,8 @@ create index agents_secrets on agents using gin (secret_ids) where secret_ids is
 create index agents_guardrails on agents using gin (guardrail_ids) where guardrail_ids is not null;
 create index agents_release_references on agents using gin (release_references) where release_references is not null;
 create index agents_released on agents (project_id) where active_release is not null;
+create index agents_summary_model_route on agents (summary_model_route_id) where summary_model_route_id is not null;
+create index agents_avatar_file on agents (avatar_file_id) where avatar_file_id is not null;
 create index agents_author on agents ((author ->> 'id'));
 
 create table agent_versions (
@@ -342,7 +367,10 @@ create table generations (
   journalled integer not null default 0,
   -- { tools, bytes, estimated_tokens } of the callable tools.
   tool_surface jsonb,
-  deadline_at timestamptz(3)
+  deadline_at timestamptz(3),
+  -- Of a turn that waits for its model without a worker: the failed attempts at the model call of the step in progress, and
+  -- the time of the next one.
+  model_attempts integer not null default 0, model_retry_at timestamptz
 ) with (fillfactor = 80);
 create index generations_project on generations (project_id, created_at, id);
 create index generations_agent on generations (agent_id, created_at, id);
@@ -356,6 +384,9 @@ create index generations_run on generations (orchestration_run_id, created_at) w
 -- With the project, because node IDs are unique only within a graph.
 create index generations_node on generations (project_id, node_id, created_at) where node_id is not null;
 create index generations_trigger on generations (trigger_id, created_at) where trigger_id is not null;
+-- Paused turns, by the tool calls that they wait for. The condition reads a column that only pauses change: with one on the
+-- status, each of the two updates of every turn would write all indexes of the table.
+create index generations_paused on generations (agent_id, project_id) where required_action is not null;
 call count_table('generations');
 
 -- Replace a foreign key, which cannot distinguish turns of agents of other projects.
@@ -389,6 +420,13 @@ create table generation_steps (
   tool_results jsonb not null default '[]',
   usage jsonb,
   started_at timestamptz(3) not null, completed_at timestamptz(3) not null,
+  -- Parts that a vendor requires back with the calls of the step until its turn ends, such as signed reasoning; changes of the
+  -- request for its vendor.
+  vendor_parts jsonb, notes jsonb,
+  -- Sources that the answer cites.
+  annotations jsonb,
+  -- As in usage_events.
+  served_model text, service_tier text,
   primary key (generation_id, n)
 );
 
@@ -464,7 +502,14 @@ create table approvals (
   content_mode text not null default 'full' check (content_mode in ('full', 'none')),
   -- Arguments and contexts of the call; null once they are no longer needed.
   sealed text,
-  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
+  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now(),
+  approver text not null default 'operator' check (approver in ('operator', 'end_user')),
+  -- What the end user sees: a title, null for an operator, and the names of the arguments.
+  title text,
+  end_user_arguments text[] not null default '{}',
+  -- Loose, both: end user who resolved the item, and the turn that continues after the decision.
+  resolved_by_actor_id text,
+  continuation_id text
 );
 create index approvals_project on approvals (project_id, created_at desc, id desc);
 -- Most reads are of pending items.
@@ -590,6 +635,8 @@ create table memory_rules (
   -- Consecutive failed firings.
   failures integer not null default 0,
   created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now(),
+  -- Whether it extracts facts from turns of evaluations, whose inputs are test data.
+  include_evaluations boolean not null default false,
   check (agent_id is null or tool_id is null)
 );
 create index memory_rules_project on memory_rules (project_id, created_at desc, id desc);
@@ -631,3 +678,16 @@ create index memory_rule_firings_generation on memory_rule_firings (generation_i
 create index memory_rule_firings_project on memory_rule_firings (project_id);
 create index memory_rule_firings_handler on memory_rule_firings (handler_generation_id) where state = 'asked';
 create index memory_rule_firings_settled on memory_rule_firings (settled_at) where settled_at is not null;
+
+-- Tickets that open one stream, in place of a credential.
+create table stream_tickets (
+  -- SHA-256 of the ticket.
+  hash bytea primary key,
+  project_id text not null references projects (id) on delete cascade,
+  -- ID of the session or generation.
+  target_id text not null,
+  -- The credential that opens the stream.
+  sealed text not null,
+  expires_at timestamptz(3) not null
+);
+create index stream_tickets_expires on stream_tickets (expires_at);

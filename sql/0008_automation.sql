@@ -1,3 +1,5 @@
+-- breaking: false
+
 -- Orchestrations and runs, triggers, workflows and tasks.
 
 create table orchestrations (
@@ -8,7 +10,8 @@ create table orchestrations (
   -- Module that executes its work by this graph, which then has no routes; `deletion` until its runs are stopped.
   managed_by text,
   author jsonb,
-  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
+  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now(),
+  a2a jsonb
 );
 create index orchestrations_project on orchestrations (project_id, created_at desc, id desc);
 create index orchestrations_author on orchestrations ((author ->> 'id'));
@@ -69,7 +72,9 @@ create table orchestration_runs (
   -- Since when it is ready and waits for a slot.
   queued_at timestamptz(3),
   started_at timestamptz(3), completed_at timestamptz(3),
-  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
+  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now(),
+  -- Source of the turn that started the run, which the turns of the run inherit: `eval` in an evaluation.
+  source text
 ) with (fillfactor = 70);
 create index orchestration_runs_project on orchestration_runs (project_id, created_at, id);
 create index orchestration_runs_orchestration on orchestration_runs (orchestration_id, created_at, id);
@@ -213,7 +218,9 @@ create table trigger_firings (
   due_at timestamptz(3) default now(),
   claims integer not null default 0, losses integer not null default 0, failures integer not null default 0,
   started_at timestamptz(3), completed_at timestamptz(3),
-  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
+  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now(),
+  -- Whether `input` has not passed through the input_mapping of the trigger.
+  unmapped boolean not null default false
 ) with (fillfactor = 80);
 create index trigger_firings_trigger on trigger_firings (trigger_id, created_at, id);
 create index trigger_firings_project on trigger_firings (project_id);

@@ -1,3 +1,5 @@
+-- breaking: false
+
 -- Playbooks, cases, executions, exports.
 
 create table playbooks (

@@ -1,3 +1,5 @@
+-- breaking: false
+
 -- Datasets, evals, runs of evals.
 
 create table datasets (

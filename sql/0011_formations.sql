@@ -1,3 +1,5 @@
+-- breaking: false
+
 -- Formations: resources that one template declares, created, changed and deleted together.
 
 create table formations (

@@ -5,7 +5,7 @@ import { addressOf } from '#core/db/database-url.ts'
 import { openPool, type Pool } from '#core/db/pool.ts'
 import { loadModules } from '#core/modules/module.ts'
 import { createEgress } from '#core/net/egress.ts'
-import { migrationNames } from '#core/queues/migrate.ts'
+import { migrationNames, OutdatedReleaseError, requireRelease } from '#core/queues/breaking-migrations.ts'
 import { deadLetterQueue, queues as declared, openQueues, type QueueStats } from '#core/queues/queue.ts'
 import { createSecretBox, DEVELOPMENT_KEY } from '#core/secrets/secretbox.ts'
 import { WORKER_KINDS } from '#core/work/settings.ts'
@@ -166,12 +166,19 @@ async function checkConnections(config: Config): Promise<Check> {
 }
 
 async function checkMigrations(pool: Pool): Promise<Check> {
+  const name = 'migrations'
+  try {
+    await requireRelease({ pool })
+  } catch (error) {
+    if (!(error instanceof OutdatedReleaseError)) throw error
+    return { name, status: 'fail', detail: error.message, fix: 'Install the newer release.' }
+  }
   const applied = await listAppliedMigrations(pool)
   const missing = migrationNames().filter(name => !applied.includes(name))
-  if (missing.length === 0) return { name: 'migrations', status: 'ok', detail: `${applied.length} applied` }
+  if (missing.length === 0) return { name, status: 'ok', detail: `${applied.length} applied` }
   const names = `${missing.slice(0, 5).join(', ')}${missing.length > 5 ? ', ...' : ''}`
   return {
-    name: 'migrations',
+    name,
     status: 'fail',
     detail: `${missing.length} not applied: ${names}`,
     fix: 'Run muster migrate.',

@@ -10,7 +10,7 @@ describe('fragments of the changelog', () => {
   let checkout: string
   beforeEach(() => {
     checkout = fs.mkdtempSync(path.join(tmpdir(), 'muster-changes-'))
-    fs.mkdirSync(path.join(checkout, 'changes'))
+    for (const folder of ['changes', 'sql', 'test/core']) fs.mkdirSync(path.join(checkout, folder), { recursive: true })
   })
   afterEach(() => fs.rmSync(checkout, { recursive: true }))
 
@@ -19,6 +19,13 @@ describe('fragments of the changelog', () => {
 
   it('in this checkout are valid', () => {
     readFragments(path.join(root, 'changes'))
+  })
+
+  it('of the released version are in its section', () => {
+    const [, newest] =
+      /^## (\S+) - \d{4}-\d\d-\d\d$/m.exec(fs.readFileSync(path.join(root, 'CHANGELOG.md'), 'utf8')) ?? []
+    for (const folder of ['.', 'client', 'console'])
+      assert.equal(JSON.parse(fs.readFileSync(path.join(root, folder, 'package.json'), 'utf8')).version, newest)
   })
 
   it('are collected under the version, by kind, then area, and deleted', () => {
@@ -53,6 +60,16 @@ All changes.
 `,
     )
     assert.deepEqual(fs.readdirSync(path.join(checkout, 'changes')), [])
+  })
+
+  it('release the migrations, whose checksums are recorded', () => {
+    write('CHANGELOG.md', '# Changelog\n')
+    write('changes/core-limit.md', '### Added\n\nA limit.\n')
+    write('sql/0001_core.sql', 'abc')
+    collectChanges(checkout, '0.1.0', '2026-11-30')
+    assert.deepEqual(JSON.parse(fs.readFileSync(path.join(checkout, 'test/core/released-migrations.json'), 'utf8')), {
+      '0001_core': 'ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad',
+    })
   })
 
   it('follow the entries without a version, which become the version', () => {

@@ -99,6 +99,17 @@ describe('the pages', () => {
     assert.ok(read('README.md').split('\n').length <= 151)
   })
 
+  it('explain each package that is replaced by an empty one', () => {
+    const { overrides } = JSON.parse(read('package.json'))
+    const replaced = Object.entries(overrides).flatMap(([name, value]) =>
+      (typeof value === 'string' ? [[name, value]] : Object.entries(value as Record<string, string>))
+        .filter(([, version]) => /skip-dependency/.test(version))
+        .map(([each]) => each),
+    )
+    assert.ok(replaced.length > 0 && replaced.length <= 3, replaced.join())
+    for (const name of replaced) assert.ok(read('CONTRIBUTING.md').includes(`\`${name}\``), name)
+  })
+
   it('name every benchmark', () => {
     const [, table = ''] = /^\| Benchmark \| .*\n.*\n((?:\|.*\n)+)/m.exec(read('docs/benchmarks.md')) ?? []
     const names = [...table.matchAll(/^\| `([\w-]+)` \|/gm)].map(([, name]) => name)

@@ -277,12 +277,12 @@ describe('search by words', () => {
     }
   })
 
-  it('finds texts that an earlier release indexed as it did, and rebuilds their words', async () => {
+  it('finds texts whose words have an earlier format, and rebuilds them', async () => {
     const texts = ['Order the running PPR-9087', '我们支持七天内无理由退款']
     const { id, key } = await project(texts)
     const { pool } = app.services
     await pool.query(sql.unsafe`
-      update document_chunks set tsv = search_tsv('simple', content, project_id), tsv_config = 'simple'
+      update document_chunks set tsv = to_tsvector('simple', content) || array_to_tsvector(array['~p' || project_id]), tsv_config = 'simple'
       where project_id = ${id}`)
     const { key: fresh } = await project([])
     await found(fresh, 'x')

@@ -157,7 +157,12 @@ function templateHash(declarations: string[]): string {
   const sql = path.join(root, 'sql')
   const migrations = fs.readdirSync(sql).filter(file => file.endsWith('.sql'))
   for (const file of migrations.sort()) hash.update(`${file}\0`).update(fs.readFileSync(path.join(sql, file)))
-  for (const file of ['core/queues/migrate.ts', 'core/queues/queue.ts', 'identity/users/bootstrap.ts'])
+  for (const file of [
+    'core/queues/migrate.ts',
+    'core/queues/breaking-migrations.ts',
+    'core/queues/queue.ts',
+    'identity/users/bootstrap.ts',
+  ])
     hash.update(fs.readFileSync(path.join(root, 'src', file)))
   hash.update(createRequire(import.meta.url)('pg-boss/package.json').version)
   return hash.digest('hex').slice(0, 16)

@@ -46,8 +46,6 @@ export async function deleteAuditEntries(tx: Queryable, before: Date, limit: num
         order by created_at, id limit ${limit})
       returning id, ${chainExpr} as chain
     ), marked as (
-      update audit_seals set pruned = true where entry_id in (select id from gone)
-    ), marked_in_batches as (
       update audit_seal_batches b set pruned = b.pruned || p.places
       from (
         select b.chain, b.position, array_agg(u.place::int order by u.place) as places
@@ -94,8 +92,8 @@ export const changesSince = (
     order by created_at desc, id desc limit ${MAX_CHANGES}`)
 
 /**
- * Returns the condition for entries without a seal. Primary keys and audit_seal_batches_recent serve the anti-joins; the
- * batches since a floor are few and are hashed.
+ * Returns the condition for entries without a seal. audit_seal_batches_recent serves the anti-join; the batches since a
+ * floor are few and are hashed.
  */
 function unsealedCondition(scope: { chain?: string; floor?: string | null }): Fragment {
   const { chain, floor } = scope
@@ -103,8 +101,6 @@ function unsealedCondition(scope: { chain?: string; floor?: string | null }): Fr
     chain === GLOBAL_CHAIN && sql.fragment`t.project_id is null`,
     chain !== undefined && chain !== GLOBAL_CHAIN && sql.fragment`t.project_id = ${chain}`,
     floor ? sql.fragment`t.id >= ${floor}` : null,
-    sql.fragment`not exists (select 1 from audit_seals s where s.entry_id = t.id
-      ${floor ? sql.fragment`and s.entry_id >= ${floor}` : sql.fragment``})`,
     sql.fragment`not exists (
       select 1 from audit_seal_batches b cross join lateral unnest(b.entry_ids) as u (id)
       where u.id = t.id ${floor ? sql.fragment`and b.last_id >= ${floor}` : sql.fragment``})`,
@@ -164,9 +160,7 @@ export const listChainHeads = (
       ['text'],
     )} as c (chain)
     cross join lateral (
-      (select position, hash from audit_seals where chain = c.chain order by position desc limit 1)
-      union all
-      (select b.position, ${hashAt(sql.fragment`b.count`)} from audit_seal_batches b
+      (select b.position, ${hashAt(sql.fragment`b.count`)} as hash from audit_seal_batches b
        where b.chain = c.chain order by b.position desc limit 1)
       union all
       select position, hash from audit_chain_starts where chain = c.chain
@@ -223,16 +217,15 @@ export async function mergeSealBatches(tx: Queryable, before: string, limit: num
   return rowCount
 }
 
-/** Chains, and seals or batches of each, that one statement deletes. */
+/** Chains, and batches of each, that one statement deletes. */
 const PRUNED_CHAINS = 100
 const PRUNED_PER_CHAIN = 500
 
-/** Lists chains with seals of deleted entries, after one (indexes audit_seals_pruned and audit_seal_batches_pruned). */
+/** Lists chains with batches of deleted entries, after one (index audit_seal_batches_pruned). */
 export const listPrunedChains = (db: Queryable, after: string): Promise<readonly string[]> => {
-  const next = (chain: Fragment): Fragment => sql.fragment`select least(
-      (select s.chain from audit_seals s where s.pruned and s.chain > ${chain} order by s.chain limit 1),
-      (select b.chain from audit_seal_batches b where cardinality(b.pruned) = b.count and b.chain > ${chain}
-        order by b.chain limit 1)) as chain`
+  const next = (chain: Fragment): Fragment => sql.fragment`select (
+      select b.chain from audit_seal_batches b where cardinality(b.pruned) = b.count and b.chain > ${chain}
+      order by b.chain limit 1) as chain`
   return db.anyFirst(sql.type(z.object({ chain: z.string() }))`
     with recursive found as (
       (${next(sql.fragment`${after}::text`)})
@@ -245,30 +238,25 @@ export const listPrunedChains = (db: Queryable, after: string): Promise<readonly
 /**
  * Deletes the first seals of chains as far as retention deleted their entries, and moves the starts of the chains after
  * them. Requires a transaction: it sets the local setting that the append-only triggers check. Returns the number of
- * deleted rows, at most PRUNED_PER_CHAIN of each table and chain.
+ * deleted batches, at most PRUNED_PER_CHAIN of each chain.
  */
 export async function pruneSeals(tx: Queryable, chains: readonly string[]): Promise<number> {
   await setForTransaction(tx, { 'muster.audit_retention': 'on' })
   return tx.oneFirst(sql.type(z.object({ count: z.int() }))`
     with due as (
-      select c.chain, coalesce(s.position, 0) as start, d.*
+      select c.chain, coalesce(s.position, 0) as start, b.*
       from unnest(${sql.array([...chains], 'text')}) as c (chain)
       left join audit_chain_starts s on s.chain = c.chain
       cross join lateral (
-        (select position - 1 as before, position, hash from audit_seals
-         where chain = c.chain and pruned order by position limit ${PRUNED_PER_CHAIN})
-        union all
-        (select b.position - b.count, b.position, ${hashAt(sql.fragment`b.count`)} from audit_seal_batches b
-         where b.chain = c.chain and cardinality(b.pruned) = b.count order by b.position limit ${PRUNED_PER_CHAIN})
-      ) d
+        select b.position - b.count as before, b.position, ${hashAt(sql.fragment`b.count`)} as hash from audit_seal_batches b
+        where b.chain = c.chain and cardinality(b.pruned) = b.count order by b.position limit ${PRUNED_PER_CHAIN}
+      ) b
     ), placed as (
       select *, before = coalesce(lag(position) over in_order, start) as continues from due
       window in_order as (partition by chain order by position)
     ), prefix as materialized (
       select * from (select *, bool_and(continues) over (partition by chain order by position) as is_first from placed) p
       where is_first
-    ), seals as (
-      delete from audit_seals s using prefix f where s.chain = f.chain and s.position = f.position returning 1
     ), batches as (
       delete from audit_seal_batches b using prefix f where b.chain = f.chain and b.position = f.position returning 1
     ), starts as (
@@ -277,7 +265,7 @@ export async function pruneSeals(tx: Queryable, chains: readonly string[]): Prom
       on conflict (chain) do update set position = excluded.position, hash = excluded.hash
       where s.position < excluded.position
     )
-    select ((select count(*) from seals) + (select count(*) from batches))::int as count`)
+    select count(*)::int as count from batches`)
 }
 
 /** Returns the position and hash of the last seal that retention deleted from a chain; null if it deleted none. */
@@ -293,7 +281,7 @@ export type SealedEntry = z.output<typeof SealedEntry>
 
 /**
  * Lists up to `limit` seals of a chain after a position, each with its current entry. Seals are limited before the join
- * (unique index of each table on chain and position); otherwise every page would read the whole log. Of batches only
+ * (primary key of the batches); otherwise every page would read the whole log. Of batches only
  * those are unpacked that contain the first `limit` entries.
  */
 export const listSealsAfter = (
@@ -305,28 +293,21 @@ export const listSealsAfter = (
   db.any(sql.type(SealedEntry)`
     select s.entry_id, s.position, s.hash, s.pruned, ${auditEntryKind.columns}
     from (
-      (select entry_id, position, hash, pruned from audit_seals
-       where chain = ${chain} and position > ${position} order by position limit ${limit})
-      union all
-      (select u.id, b.position - b.count + u.place, ${hashAt(sql.fragment`u.place`)}, u.place = any(b.pruned)
-       from (
-         select *, sum(count) over (order by position) - count as earlier from (
-           select * from audit_seal_batches where chain = ${chain} and position > ${position} order by position limit ${limit}) n
-       ) b cross join lateral unnest(b.entry_ids) with ordinality u (id, place)
-       where b.earlier < ${limit + MERGED_POSITIONS} and b.position - b.count + u.place > ${position} order by 2 limit ${limit})
-      order by position limit ${limit}) as s
+      select u.id as entry_id, b.position - b.count + u.place as position, ${hashAt(sql.fragment`u.place`)} as hash,
+        u.place = any(b.pruned) as pruned
+      from (
+        select *, sum(count) over (order by position) - count as earlier from (
+          select * from audit_seal_batches where chain = ${chain} and position > ${position} order by position limit ${limit}) n
+      ) b cross join lateral unnest(b.entry_ids) with ordinality u (id, place)
+      where b.earlier < ${limit + MERGED_POSITIONS} and b.position - b.count + u.place > ${position} order by 2 limit ${limit}) as s
     left join audit_entries t on t.id = s.entry_id
     order by s.position`)
 
-/**
- * Returns the hash at a position of a chain; null without a seal (unique index of each table on chain and position).
- */
+/** Returns the hash at a position of a chain; null without a seal (primary key of the batches). */
 export const findSealHash = (db: Queryable, chain: string, position: number): Promise<Buffer | null> =>
   db.maybeOneFirst(
     sql.type(Seal.pick({ hash: true }))`
-      select hash from audit_seals where chain = ${chain} and position = ${position}
-      union all
-      select ${hashAt(sql.fragment`${position} - b.position + b.count`)} from (
+      select ${hashAt(sql.fragment`${position} - b.position + b.count`)} as hash from (
         select * from audit_seal_batches where chain = ${chain} and position >= ${position} order by position limit 1) b
       where b.position - b.count < ${position}`,
   )

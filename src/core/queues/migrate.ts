@@ -1,9 +1,9 @@
-import { readdirSync } from 'node:fs'
-import { fileURLToPath } from 'node:url'
+import { readFile } from 'node:fs/promises'
+import path from 'node:path'
+import type { MigrationBuilder } from 'node-pg-migrate'
 import { DatabaseClient } from '../db/pg-client.ts'
+import { MIGRATIONS, migrationNames, migrationStatements, requireCurrentRelease } from './breaking-migrations.ts'
 import { createQueuesInDatabase } from './queue.ts'
-
-const directory = fileURLToPath(new URL('../../../sql', import.meta.url))
 
 /** Key of the advisory lock; arbitrary, but the same in every release. */
 export const MIGRATION_LOCK = 7_310_542_201
@@ -11,20 +11,24 @@ export const MIGRATION_LOCK = 7_310_542_201
 /**
  * Runs the pending migrations of sql/ and creates or updates the queues of the loaded modules. Concurrent calls wait
  * for each other.
+ * @param options.directory files of the migrations, default sql/
  * @param options.lockTimeoutMs longest wait for the lock, default 10 minutes
  * @param options.onWait called before waiting for another process that migrates
  * @param options.jobRetentionDays how long finished messages are kept, default 7
  * @returns the names of the migrations that ran
+ * @throws OutdatedReleaseError if the database has a breaking migration of a later release
  */
 export async function migrate(
   databaseUrl: string,
   options: {
+    directory?: string
     lockTimeoutMs?: number
     jobRetentionDays?: number
     log?: (line: string) => void
     onWait?: () => void
   } = {},
 ): Promise<string[]> {
+  const directory = options.directory ?? MIGRATIONS
   // Imported lazily: most processes do not migrate.
   const { runner } = await import('node-pg-migrate')
   const client = new DatabaseClient({ connectionString: databaseUrl, application_name: 'muster migrate' })
@@ -37,9 +41,14 @@ export async function migrate(
       await client.query(`select pg_advisory_lock(${MIGRATION_LOCK})`)
       await client.query('set lock_timeout = 0')
     }
+    await requireCurrentRelease(
+      async () => (await client.query('select name, release from breaking_migrations order by name')).rows,
+      migrationNames(directory),
+    )
     const ran = await runner({
       dbClient: client,
       dir: directory,
+      migrationLoaderStrategies: [{ extensions: ['.sql'], loader: loadMigrations }],
       direction: 'up',
       migrationsTable: 'migrations',
       checkOrder: true,
@@ -53,9 +62,14 @@ export async function migrate(
   }
 }
 
-/** Returns the names of all migrations, in order. */
-export const migrationNames = (): string[] =>
-  readdirSync(directory)
-    .filter(file => file.endsWith('.sql'))
-    .map(file => file.slice(0, -'.sql'.length))
-    .sort()
+/** Reads files of migrations for the runner. */
+const loadMigrations = (files: string[]) =>
+  Promise.all(
+    files.map(async file => {
+      const statements = migrationStatements(path.basename(file, '.sql'), await readFile(file, 'utf8'))
+      const up = (builder: MigrationBuilder) => {
+        for (const statement of statements) builder.sql(statement)
+      }
+      return { id: file, filePaths: [file], actions: { up, down: false as const } }
+    }),
+  )

@@ -9,6 +9,7 @@ import { openPool } from '../db/pool.ts'
 import { watchServer } from '../db/server-watchdog.ts'
 import { createEgress } from '../net/egress.ts'
 import { openResolver } from '../net/resolver.ts'
+import { requireRelease, stopWhenOutdated } from '../queues/breaking-migrations.ts'
 import { openQueues } from '../queues/queue.ts'
 import { createSecretBox, DEVELOPMENT_KEY } from '../secrets/secretbox.ts'
 import { createWriter } from '../writes/writer.ts'
@@ -18,6 +19,7 @@ export type OpenServices = Services & { close(): Promise<void> }
 /**
  * Opens the services of a process: pool, queues, listening connection, egress client, secret box. The schema must exist
  * (core/queues/migrate.ts). `close` closes them once, in reverse order.
+ * @throws OutdatedReleaseError if the database has a breaking migration of a later release
  */
 export async function openServices(
   config: Config,
@@ -65,6 +67,13 @@ export async function openServices(
   })
   // Slonik also reports every failed statement here; these are handled by their callers.
   pool.on('error', error => log.debug({ err: error }, 'database error'))
+  await requireRelease({ pool }).catch(async error => {
+    watchdog.close()
+    abandoned.close()
+    await Promise.all([notifications.close(), notifier.close(), egress.close(), pool.end()])
+    throw error
+  })
+  if (options.role !== 'cli') stopWhenOutdated({ log, notifications, pool })
   const queues = await openQueues({
     databaseUrl: config.DATABASE_LISTEN_URL,
     connections: queueConnections,

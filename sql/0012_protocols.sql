@@ -1,8 +1,41 @@
--- Clients of the A2A protocol: tasks, and the addresses that are notified of their changes.
+-- breaking: false
 
-alter table agents add column a2a jsonb;
-alter table orchestrations add column a2a jsonb;
+-- Mounts of other protocols: OpenAI, AG-UI, A2A.
 
+-- Turns by the request that began or resumed them, so that the retry of a client attaches to its turn.
+create table turn_requests (
+  credential_id text not null,
+  body_hash bytea not null,
+  generation_id text not null references generations (id) on delete cascade,
+  -- Steps and frames of the turn before this request.
+  after_step integer not null default 0,
+  after_frame integer not null default 0,
+  created_at timestamptz(3) not null default now()
+);
+create index turn_requests_hash on turn_requests (credential_id, body_hash, created_at desc);
+create index turn_requests_generation on turn_requests (generation_id);
+create index turn_requests_created on turn_requests (created_at);
+
+-- Hashes of the texts of replies with several steps as clients of the mount receive them.
+create table reply_hashes (
+  generation_id text primary key references generations (id) on delete cascade,
+  hash bytea not null
+);
+
+-- Runs of AG-UI clients: a repeated run streams the turn that the first one started.
+create table ag_ui_runs (
+  session_id text not null references sessions (id) on delete cascade,
+  -- Digest of the client's run id.
+  run bytea not null,
+  -- Loose: the turn is inserted after this row. Null for a run that only stored messages.
+  generation_id text,
+  -- Frames of the turn before the run, of a turn that it resumed.
+  after_frame integer not null default 0,
+  created_at timestamptz(3) not null default now(),
+  primary key (session_id, run)
+);
+
+-- Tasks of A2A clients.
 create table a2a_tasks (
   -- Of its turn or run; a separate id if the message was refused.
   id text primary key,
@@ -42,13 +75,5 @@ create table a2a_messages (
 );
 create index a2a_messages_task on a2a_messages (task_id);
 
-alter table webhooks
-  -- Set for an address that is notified of the changes of a task; it subscribes to no events.
-  add column task_id text references a2a_tasks (id) on delete cascade,
-  -- Sealed JSON of further headers.
-  add column sealed_headers text;
-create unique index webhooks_task on webhooks (task_id, name) where task_id is not null;
-create index webhooks_notified on webhooks (project_id) where task_id is not null;
--- Addresses of tasks may be many; they are never listed and never subscribe.
-drop index webhooks_project;
-create index webhooks_project on webhooks (project_id, created_at desc, id desc) where task_id is null;
+-- Addresses that are notified of the changes of a task.
+alter table webhooks add foreign key (task_id) references a2a_tasks (id) on delete cascade;

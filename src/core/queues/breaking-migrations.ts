@@ -1,0 +1,79 @@
+import { readdirSync } from 'node:fs'
+import { fileURLToPath } from 'node:url'
+import { z } from 'zod'
+import { release } from '../base/release.ts'
+import type { Services } from '../base/services.ts'
+import { sqlStateOf } from '../db/database-errors.ts'
+import { sql } from '../db/sql.ts'
+
+export const MIGRATIONS = fileURLToPath(new URL('../../../sql', import.meta.url))
+
+/** Channel on which a breaking migration notifies running processes. */
+const CHANNEL = 'muster_breaking_migrations'
+
+const UNDEFINED_TABLE = '42P01'
+
+const BreakingMigration = z.strictObject({ name: z.string(), release: z.string() })
+
+/** Thrown when the database has a breaking migration of a later release. */
+export class OutdatedReleaseError extends Error {}
+
+/** Returns the names of the migrations of a directory, in order. */
+export const migrationNames = (directory = MIGRATIONS): string[] =>
+  readdirSync(directory)
+    .filter(file => file.endsWith('.sql'))
+    .map(file => file.slice(0, -'.sql'.length))
+    .sort()
+
+/**
+ * Returns the statements of a migration. A breaking one is recorded, and running processes are notified at its commit.
+ * @throws Error if its first line does not declare whether it is breaking
+ */
+export function migrationStatements(name: string, text: string): string[] {
+  const header = text.slice(0, text.indexOf('\n'))
+  if (header === '-- breaking: false') return [text]
+  if (header !== '-- breaking: true')
+    throw new Error(`the first line of ${name}.sql must be "-- breaking: false" or "-- breaking: true"`)
+  return [
+    text,
+    `insert into breaking_migrations (name, release) values ('${name}', '${release}')`,
+    `select pg_notify('${CHANNEL}', '${name}')`,
+  ]
+}
+
+/**
+ * Checks that the release with the migrations `names` has all breaking migrations of the database, which `list` reads.
+ * @throws OutdatedReleaseError otherwise
+ */
+export async function requireCurrentRelease(
+  list: () => Promise<readonly z.output<typeof BreakingMigration>[]>,
+  names = migrationNames(),
+): Promise<void> {
+  const migrations = await list().catch(error => {
+    // A database without migrations.
+    if (sqlStateOf(error) === UNDEFINED_TABLE) return []
+    throw error
+  })
+  const unknown = migrations.filter(({ name }) => !names.includes(name)).at(-1)
+  if (unknown)
+    throw new OutdatedReleaseError(
+      `release ${release} cannot run on this database since migration ${unknown.name}: start release ${unknown.release} or later, or restore the backup from before this migration`,
+    )
+}
+
+/** As requireCurrentRelease, by the pool of a process. */
+export const requireRelease = ({ pool }: Pick<Services, 'pool'>): Promise<void> =>
+  requireCurrentRelease(() =>
+    pool.any(sql.type(BreakingMigration)`select name, release from breaking_migrations order by name`),
+  )
+
+/** Stops this process, as SIGTERM does, when a newer release runs a breaking migration. */
+export function stopWhenOutdated({ log, notifications, pool }: Pick<Services, 'log' | 'notifications' | 'pool'>): void {
+  const check = () =>
+    void requireRelease({ pool }).catch(error => {
+      if (!(error instanceof OutdatedReleaseError)) return log.warn({ err: error }, 'check of the release failed')
+      log.fatal({ err: error }, 'release outdated')
+      process.kill(process.pid, 'SIGTERM')
+    })
+  notifications.listen(CHANNEL, check, { onReconnect: check })
+}

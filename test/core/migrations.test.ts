@@ -1,0 +1,98 @@
+import assert from 'node:assert/strict'
+import fs from 'node:fs'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
+import pg from 'pg'
+import { release } from '#core/base/release.ts'
+import { MIGRATIONS, migrationNames } from '#core/queues/breaking-migrations.ts'
+import { migrate } from '#core/queues/migrate.ts'
+import { migrationChecksums } from '../../scripts/collect-changes.ts'
+import { testEnvironment } from '../support/environment.ts'
+import { muster } from '../support/hosts.ts'
+import { cloneTemplate } from '../support/postgres.ts'
+import { startProcess } from '../support/processes.ts'
+
+const RELEASED = path.join(import.meta.dirname, 'released-migrations.json')
+
+describe('migrations', function () {
+  this.timeout(60_000)
+  let database: Awaited<ReturnType<typeof cloneTemplate>>
+  let client: pg.Client
+  let newer: string
+  beforeEach(async () => {
+    database = await cloneTemplate()
+    client = new pg.Client({ connectionString: database.url })
+    await client.connect()
+    newer = fs.mkdtempSync(path.join(tmpdir(), 'muster-migrations-'))
+    fs.cpSync(MIGRATIONS, newer, { recursive: true })
+  })
+  afterEach(async () => {
+    await client.end()
+    await database.drop()
+    fs.rmSync(newer, { recursive: true })
+  })
+
+  /** Migrates the database as a release with one more migration. */
+  const upgrade = (text: string) => {
+    fs.writeFileSync(path.join(newer, '9000_next.sql'), text)
+    return migrate(database.url, { directory: newer })
+  }
+  const breaking = async () => (await client.query('select name, release from breaking_migrations')).rows
+  const recorded = async () => (await client.query('select name from migrations order by id')).rows.map(row => row.name)
+  const refusal = `release ${release} cannot run on this database since migration 9000_next: start release ${release} or later`
+
+  it('of a release are not edited later', () => {
+    const released = Object.entries(JSON.parse(fs.readFileSync(RELEASED, 'utf8')))
+    assert.deepEqual(Object.entries(migrationChecksums(MIGRATIONS)).slice(0, released.length), released)
+  })
+
+  it('that do not declare whether they are breaking are refused', async () => {
+    for (const header of ['', '-- Adds a table.\n', '-- breaking: maybe\n'])
+      await assert.rejects(upgrade(`${header}create table next (id text)`), /first line of 9000_next.sql must be/)
+    assert.deepEqual(await recorded(), migrationNames())
+  })
+
+  it('that are breaking end processes of the release before, which then do not start', async () => {
+    const running = await Promise.all([startProcess('web', database.url), startProcess('worker', database.url)])
+    assert.deepEqual(await upgrade('-- breaking: true\ncreate table next (id text)'), ['9000_next'])
+    for (const { exited, output } of running) {
+      assert.deepEqual(await exited, { code: 0, signal: null })
+      assert.ok(
+        output.some(line => line.includes('"release outdated"') && line.includes(refusal)),
+        output.join('\n'),
+      )
+    }
+    const starts = [
+      startProcess('web', database.url, { AUTO_MIGRATE: 'true' }),
+      startProcess('worker', database.url, { AUTO_MIGRATE: 'false' }),
+    ]
+    for (const start of await Promise.allSettled(starts)) {
+      const message = start.status === 'rejected' ? start.reason.message : 'it started'
+      assert.match(message, /ended with 1 before/)
+      assert.ok(message.includes(refusal), message)
+    }
+    const command = await muster(['migrate'], testEnvironment(database.url))
+    assert.deepEqual([command.code, command.stderr.includes(refusal)], [1, true], command.stderr)
+    const doctor = await muster(['doctor'], testEnvironment(database.url))
+    assert.match(doctor.stdout + doctor.stderr, /migrations.*9000_next/)
+    assert.deepEqual(await migrate(database.url, { directory: newer }), [])
+  })
+
+  it('that are breaking and fail leave processes of the release before as they are', async () => {
+    await assert.rejects(upgrade('-- breaking: true\ncreate table next (id text); select 1/0'), /division by zero/)
+    assert.deepEqual([await breaking(), await recorded()], [[], migrationNames()])
+  })
+
+  it('that are not breaking run next to processes of the release before', async () => {
+    const running = await startProcess('worker', database.url)
+    try {
+      assert.deepEqual(await upgrade('-- breaking: false\ncreate table next (id text)'), ['9000_next'])
+      const started = await startProcess('web', database.url, { AUTO_MIGRATE: 'true' })
+      assert.equal((await fetch(`${started.url}/readyz`)).status, 200)
+      assert.equal(running.child.exitCode, null)
+      assert.deepEqual(await started.kill('SIGTERM'), { code: 0, signal: null })
+    } finally {
+      await running.kill('SIGTERM')
+    }
+  })
+})
