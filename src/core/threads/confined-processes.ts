@@ -110,7 +110,7 @@ export class ConfinedProcesses<Request, Part, Answer> {
     } finally {
       ended.abort()
       this.#active.delete(child)
-      // What is left of a content would be taken for the next one.
+      // A remainder of the content would be read as the start of the next one.
       if (isReusable && isSent && !this.#isClosed) this.#keep(child)
       else child.kill('SIGKILL')
     }
