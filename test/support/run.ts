@@ -13,7 +13,7 @@ import path from 'node:path'
 import { pathToFileURL } from 'node:url'
 import { isDriven } from './client-driver.ts'
 import { startServer } from './postgres.ts'
-import { GARBAGE_FLAGS } from './processes.ts'
+import { LASTING_FLAGS } from './processes.ts'
 import type { FileTotals, Totals } from './reporter.ts'
 import { type FileTime, processorTime } from './timing.ts'
 
@@ -173,7 +173,7 @@ async function test(args: string[], databaseUrl: string): Promise<{ files: FileT
   const options = ['--parallel', '--jobs', String(JOBS), '--exit', '--reporter', support('reporter.ts')]
   options.push('--require', support('timing.ts'), '--require', support('client-driver.ts'))
   const environment = { ...env, TEST_DATABASE_URL: databaseUrl, TEST_TOTALS: file, TEST_TIMES: timesFile }
-  const passed = await succeeds(process.execPath, [...GARBAGE_FLAGS, mocha, ...options, ...args], { environment })
+  const passed = await succeeds(process.execPath, [...LASTING_FLAGS, mocha, ...options, ...args], { environment })
   const files: FileTotals = fs.existsSync(file) ? JSON.parse(fs.readFileSync(file, 'utf8')) : {}
   const lines = fs.existsSync(timesFile) ? fs.readFileSync(timesFile, 'utf8').trim().split('\n') : []
   for (const name of [file, timesFile]) fs.rmSync(name, { force: true })
