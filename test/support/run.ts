@@ -1,10 +1,10 @@
 /**
  * The test command. Without arguments: type check, lint, dependency rules, then every test file. With arguments (test
  * files and options of mocha) only these tests. `--in-process` runs the workers that tests start inside the process of
- * the test, which is faster; `--installed-browser` takes a browser of this machine in place of the packed one. A
- * complete run runs files with a failed test once more, alone, and names those that pass then; it fails where no test
- * received an event that a stream declares. The last line printed is the totals; a step that fails counts as one failed
- * test.
+ * the test, which is faster; `--installed-browser` takes a browser of this machine in place of the packed one;
+ * `--nightly` repeats for hours what is random. A complete run runs files with a failed test once more, alone, and names
+ * those that pass then; it fails where no test received an event that a stream declares. The last line printed is the
+ * totals; a step that fails counts as one failed test.
  */
 import { type ChildProcess, spawn } from 'node:child_process'
 import fs from 'node:fs'
@@ -18,7 +18,7 @@ import type { FileTotals, Totals } from './reporter.ts'
 import { type FileTime, processorTime } from './timing.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
-const LIMIT_MS = 90 * 60_000
+const LIMIT_MS = (process.argv.includes('--nightly') ? 10 : 1) * 90 * 60_000
 const SLOWEST = 20
 /** What every file of the last run took, a JSON object each line; of the slowest ones the report is printed. */
 const TIMES_FILE = path.join(root, 'node_modules/.cache/test-times.jsonl')
@@ -35,6 +35,7 @@ const FIRST = [
   'test/automation/crash-matrix.test.ts',
   'test/vendors/matrix.test.ts',
   'test/jobs/connection-resets.test.ts',
+  'test/jobs/silent-connections.test.ts',
   'test/execution/attachments-memory.test.ts',
   'test/execution/durable.test.ts',
   'test/execution/memory-rules-durable.test.ts',
@@ -68,6 +69,9 @@ const FIRST = [
   'test/jobs/fairness.test.ts',
   'test/bin/up.test.ts',
   'test/bin/contributing.test.ts',
+  'test/surfaces/docs.test.ts',
+  'test/surfaces/description.test.ts',
+  'test/work/quarantine.test.ts',
 ]
 
 const bin = path.join(root, 'node_modules/.bin')
@@ -236,6 +240,7 @@ for (const signal of ['SIGINT', 'SIGTERM'] as const) {
 const SWITCHES: Record<string, string> = {
   '--in-process': 'TEST_IN_PROCESS',
   '--installed-browser': 'TEST_INSTALLED_BROWSER',
+  '--nightly': 'TEST_NIGHTLY',
 }
 const args = process.argv.slice(2).filter(arg => !(arg in SWITCHES))
 for (const [option, name] of Object.entries(SWITCHES)) if (process.argv.includes(option)) env[name] = 'true'
