@@ -10,6 +10,7 @@ import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { quietPort } from '../support/postgres.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { rounds } from '../support/rounds.ts'
 import { graph } from './support/children.ts'
 import {
   cast,
@@ -40,9 +41,9 @@ const POINTS = [
   'child_started',
 ] as const
 
-/** Runs and killed workers of each point. A long run: 200 and 20. */
-const RUNS = Number(process.env.CRASH_RUNS ?? 2)
-const KILLS = Number(process.env.CRASH_KILLS ?? 1)
+/** Runs and killed workers of each point. */
+const RUNS = rounds('CRASH_RUNS', 2, 200)
+const KILLS = rounds('CRASH_KILLS', 1, 20)
 const SEED = Number(process.env.CRASH_SEED ?? 1)
 
 /** Runs that are driven at once. */

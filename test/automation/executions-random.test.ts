@@ -1,12 +1,13 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { madeDecider, TOOL_ANSWERS } from '../execution/decider-support.ts'
+import { rounds } from '../support/rounds.ts'
 import { RUN_ACTIONS, type RunApp, startRunApp } from './fixtures.ts'
 import { together } from './support/crowd.ts'
 import { type Cast, type Expected, interpreted, type RandomPlaybook, randomPlaybook } from './support/playbooks.ts'
 
-/** Number of playbooks, and the first seed. A long run: 1000. */
-const PLAYBOOKS = Number(process.env.RANDOM_PLAYBOOKS ?? 40)
+/** Number of playbooks, and the first seed. */
+const PLAYBOOKS = rounds('RANDOM_PLAYBOOKS', 20, 1000)
 const SEED = Number(process.env.RANDOM_PLAYBOOKS_SEED ?? 1)
 
 const AT_ONCE = 12

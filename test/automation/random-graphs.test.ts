@@ -3,6 +3,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { rounds } from '../support/rounds.ts'
 import { CHILD_NAMES, childOf } from './support/children.ts'
 import { CROWD_ACTIONS, cast, ended, orchestration, sideEffects, start, together } from './support/crowd.ts'
 import { type Mode, type RandomGraph, type References, randomGraph } from './support/graphs.ts'
@@ -10,9 +11,9 @@ import { disagreements, interpret, type World } from './support/interpreter.ts'
 import { randomOf } from './support/random.ts'
 import { startToolDouble, type ToolDouble } from './support/tool-double.ts'
 
-/** Graphs without faults, graphs with killed workers, and the first seed. A long run: 1800, 200. */
-const UNDISTURBED = Number(process.env.RANDOM_GRAPHS ?? 80)
-const DISTURBED = Number(process.env.RANDOM_GRAPHS_KILLED ?? 16)
+/** Graphs without faults, graphs with killed workers, and the first seed. */
+const UNDISTURBED = rounds('RANDOM_GRAPHS', 40, 1800)
+const DISTURBED = rounds('RANDOM_GRAPHS_KILLED', 8, 200)
 /** Workers killed at most: on a busy machine the runs take longer. */
 const KILLS = Math.ceil(DISTURBED / 3)
 const SEED = Number(process.env.RANDOM_GRAPHS_SEED ?? 1)

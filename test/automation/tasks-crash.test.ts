@@ -6,11 +6,12 @@ import { json, made } from '../execution/tool-target.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { rounds } from '../support/rounds.ts'
 import { FAST, historyOf, move, ok, read, startTaskApp, type TaskApp, task, until, workflow } from './tasks-support.ts'
 
-/** Tasks per fault point, and workers killed there. A long run: 100 and 20. */
-const TASKS = Number(process.env.CRASH_TASKS ?? 3)
-const KILLS = Number(process.env.CRASH_KILLS ?? 1)
+/** Tasks per fault point, and workers killed there. */
+const TASKS = rounds('CRASH_TASKS', 3, 100)
+const KILLS = rounds('CRASH_KILLS', 1, 20)
 
 /** Fault points, and the kind of work that the task has started. */
 const POINTS = [

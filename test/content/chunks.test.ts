@@ -4,7 +4,12 @@ import { effectiveSettings } from '#content/index/chunks/chunk-settings.ts'
 import type { ChunkDraft, PageText, PartialSettings } from '#content/index/chunks/model.ts'
 import { ChunkLimitError, joinPages, splitPages } from '#content/index/chunks/split.ts'
 import { AppError } from '#core/base/errors.ts'
+import { loadModules } from '#core/modules/module.ts'
+import { modules } from '#modules.ts'
 import { longestTurn } from '../support/event-loop.ts'
+
+// Errors are of the catalogue, which modules make.
+loadModules(modules)
 
 const text = (content: string): PageText[] => [{ number: null, text: content }]
 

@@ -3,12 +3,13 @@ import http from 'node:http'
 import { eventually } from '../support/app.ts'
 import { type Frame, frameIn } from '../support/frames.ts'
 import { random } from '../support/random.ts'
+import { rounds } from '../support/rounds.ts'
 import { textOf } from './session-stream-support.ts'
 import { type SessionApp, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
-const SEEDS = 200
+const SEEDS = rounds('STREAM_CUT_SEEDS', 80, 200)
 const CONCURRENT = 8
 
 /** A reader of bytes that cuts its connection after some of them, and continues after the last whole event. */

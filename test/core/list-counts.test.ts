@@ -6,10 +6,11 @@ import pg from 'pg'
 import { kinds } from '#core/api/kind.ts'
 import { startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { cloneTemplate } from '../support/postgres.ts'
+import { rounds } from '../support/rounds.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
-/** Writes by clients of which some are killed. LIST_COUNT_WRITES=100000 is the long run, of some minutes. */
-const WRITES = Number(process.env.LIST_COUNT_WRITES ?? 3000)
+/** Writes by clients of which some are killed. */
+const WRITES = rounds('LIST_COUNT_WRITES', 1000, 100_000)
 const PROCESSES = 4
 const CONNECTIONS = 4
 const KILLS = Math.ceil(WRITES / 250)

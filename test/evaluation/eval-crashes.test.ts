@@ -5,10 +5,11 @@ import { evalItemWork } from '#evaluation/eval-runs/process-item.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { rounds } from '../support/rounds.ts'
 import { type EvalApp, ended, item, made, startEvalApp } from './support.ts'
 
-/** Items of the run whose workers are killed. A long run: 1000. */
-const ITEMS = Number(process.env.EVAL_CRASH_ITEMS ?? 24)
+/** Items of the run whose workers are killed. */
+const ITEMS = rounds('EVAL_CRASH_ITEMS', 24, 1000)
 
 const FAST = {
   SHUTDOWN_GRACE_MS: '2000',

@@ -3,6 +3,7 @@ import { usageOf } from '../control/usage-support.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { rounds } from '../support/rounds.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { accepted, shared } from './share-support.ts'
 import { json, startTarget, type Target } from './tool-target.ts'
@@ -260,8 +261,8 @@ describe('usage of turns', () => {
 })
 
 describe('usage of turns whose workers are killed', function () {
-  const TURNS = Number(process.env.USAGE_TURNS ?? 200)
-  this.timeout(TURNS * 600)
+  const TURNS = rounds('USAGE_TURNS', 80, 200)
+  this.timeout(60_000 + TURNS * 600)
   const FAST = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1', PROVIDER_MAX_RETRIES: '0' }
 
   it(`is one event of each of ${TURNS}, neither lost nor doubled, of what the model reported`, async () => {
@@ -295,7 +296,7 @@ describe('usage of turns whose workers are killed', function () {
         await worker.kill()
       }
       worker = await startProcess('worker', app.databaseUrl, FAST, ['generation'])
-      await eventually(async () => (await completed()) === TURNS, { within: TURNS * 450 })
+      await eventually(async () => (await completed()) === TURNS, { within: 30_000 + TURNS * 450 })
       // Beside them there are requests of the key, on a slow machine.
       const made = (await usageOf(app, app.projectId)).filter(({ meter_type }) => meter_type === 'llm_tokens')
       assert.equal(made.length, TURNS)

@@ -2,10 +2,11 @@ import assert from 'node:assert/strict'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { type HostedProcess, runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
+import { rounds } from '../support/rounds.ts'
 
-/** Pairs of templates, and those whose workers are killed. A long run: FORMATION_SEEDS=200 FORMATION_KILLS=40. */
-const SEEDS = Number(process.env.FORMATION_SEEDS ?? 4)
-const KILLS = Number(process.env.FORMATION_KILLS ?? 1)
+/** Pairs of templates, and those whose workers are killed. */
+const SEEDS = rounds('FORMATION_SEEDS', 4, 200)
+const KILLS = rounds('FORMATION_KILLS', 1, 40)
 const FIRST = Number(process.env.FORMATION_FIRST ?? 1)
 const FAST = { WORKER_HEARTBEAT_INTERVAL_MS: '200', SHUTDOWN_GRACE_MS: '500' }
 

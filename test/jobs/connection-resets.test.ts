@@ -8,9 +8,9 @@ import { client as doubleOf } from '../local/double/client.ts'
 import { client, eventually, type Reply } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type ResettingProxy, startResettingProxy } from '../support/resetting-proxy.ts'
+import { rounds } from '../support/rounds.ts'
 
-/** A long run: 400. */
-const RESETS = Number(process.env.RESETS ?? 80)
+const RESETS = rounds('RESETS', 40, 400)
 const EVERY_MS = 125
 /** Callers of each kind of work at once. */
 const CALLERS = 2

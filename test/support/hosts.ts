@@ -2,7 +2,7 @@ import { type ChildProcess, spawn } from 'node:child_process'
 import type { Socket } from 'node:net'
 import { testEnvironment } from './environment.ts'
 import type { CommandResult, HostMessage } from './host.ts'
-import { endWithThisProcess, GARBAGE_FLAGS, inherited, readLines, readyPort, root } from './processes.ts'
+import { endWithThisProcess, inherited, LASTING_FLAGS, readLines, readyPort, root } from './processes.ts'
 
 type Host = {
   child: ChildProcess
@@ -21,7 +21,7 @@ function take(): Host {
 }
 
 function open(): Host {
-  const child = spawn(process.execPath, [...GARBAGE_FLAGS, 'test/support/host.ts'], {
+  const child = spawn(process.execPath, [...LASTING_FLAGS, 'test/support/host.ts'], {
     cwd: root,
     env: inherited(),
     stdio: ['ignore', 'pipe', 'pipe', 'ipc'],

@@ -26,6 +26,12 @@ export const inherited = (): Record<string, string> => {
 /** A larger young generation is collected less often, which saves a twentieth of the processor time of a test. */
 export const GARBAGE_FLAGS = ['--min-semi-space-size=16']
 
+/**
+ * Flags of processes that run one test file or program after the other. What survives is theirs to the end, so V8 need
+ * not look through it again and again: not below 256 MB, and not when a test waits.
+ */
+export const LASTING_FLAGS = [...GARBAGE_FLAGS, '--initial-old-space-size=256', '--no-memory-reducer']
+
 /** Kills a child when this process ends first. */
 export function endWithThisProcess(child: ChildProcess): void {
   const end = () => child.kill('SIGKILL')

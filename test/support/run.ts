@@ -1,10 +1,10 @@
 /**
  * The test command. Without arguments: type check, lint, dependency rules, then every test file. With arguments (test
  * files and options of mocha) only these tests. `--in-process` runs the workers that tests start inside the process of
- * the test, which is faster; `--installed-browser` takes a browser of this machine in place of the packed one. A
- * complete run runs files with a failed test once more, alone, and names those that pass then; it fails where no test
- * received an event that a stream declares. The last line printed is the totals; a step that fails counts as one failed
- * test.
+ * the test, which is faster; `--installed-browser` takes a browser of this machine in place of the packed one;
+ * `--nightly` repeats for hours what is random. A complete run runs files with a failed test once more, alone, and names
+ * those that pass then; it fails where no test received an event that a stream declares. The last line printed is the
+ * totals; a step that fails counts as one failed test.
  */
 import { type ChildProcess, spawn } from 'node:child_process'
 import fs from 'node:fs'
@@ -13,12 +13,12 @@ import path from 'node:path'
 import { pathToFileURL } from 'node:url'
 import { isDriven } from './client-driver.ts'
 import { startServer } from './postgres.ts'
-import { GARBAGE_FLAGS } from './processes.ts'
+import { LASTING_FLAGS } from './processes.ts'
 import type { FileTotals, Totals } from './reporter.ts'
 import { type FileTime, processorTime } from './timing.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
-const LIMIT_MS = 90 * 60_000
+const LIMIT_MS = (process.argv.includes('--nightly') ? 10 : 1) * 90 * 60_000
 const SLOWEST = 20
 /** What every file of the last run took, a JSON object each line; of the slowest ones the report is printed. */
 const TIMES_FILE = path.join(root, 'node_modules/.cache/test-times.jsonl')
@@ -35,6 +35,7 @@ const FIRST = [
   'test/automation/crash-matrix.test.ts',
   'test/vendors/matrix.test.ts',
   'test/jobs/connection-resets.test.ts',
+  'test/jobs/silent-connections.test.ts',
   'test/execution/attachments-memory.test.ts',
   'test/execution/durable.test.ts',
   'test/execution/memory-rules-durable.test.ts',
@@ -68,6 +69,9 @@ const FIRST = [
   'test/jobs/fairness.test.ts',
   'test/bin/up.test.ts',
   'test/bin/contributing.test.ts',
+  'test/surfaces/docs.test.ts',
+  'test/surfaces/description.test.ts',
+  'test/work/quarantine.test.ts',
 ]
 
 const bin = path.join(root, 'node_modules/.bin')
@@ -173,7 +177,7 @@ async function test(args: string[], databaseUrl: string): Promise<{ files: FileT
   const options = ['--parallel', '--jobs', String(JOBS), '--exit', '--reporter', support('reporter.ts')]
   options.push('--require', support('timing.ts'), '--require', support('client-driver.ts'))
   const environment = { ...env, TEST_DATABASE_URL: databaseUrl, TEST_TOTALS: file, TEST_TIMES: timesFile }
-  const passed = await succeeds(process.execPath, [...GARBAGE_FLAGS, mocha, ...options, ...args], { environment })
+  const passed = await succeeds(process.execPath, [...LASTING_FLAGS, mocha, ...options, ...args], { environment })
   const files: FileTotals = fs.existsSync(file) ? JSON.parse(fs.readFileSync(file, 'utf8')) : {}
   const lines = fs.existsSync(timesFile) ? fs.readFileSync(timesFile, 'utf8').trim().split('\n') : []
   for (const name of [file, timesFile]) fs.rmSync(name, { force: true })
@@ -236,6 +240,7 @@ for (const signal of ['SIGINT', 'SIGTERM'] as const) {
 const SWITCHES: Record<string, string> = {
   '--in-process': 'TEST_IN_PROCESS',
   '--installed-browser': 'TEST_INSTALLED_BROWSER',
+  '--nightly': 'TEST_NIGHTLY',
 }
 const args = process.argv.slice(2).filter(arg => !(arg in SWITCHES))
 for (const [option, name] of Object.entries(SWITCHES)) if (process.argv.includes(option)) env[name] = 'true'

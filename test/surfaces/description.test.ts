@@ -425,17 +425,17 @@ describe('the description', function () {
         isDone = true
         return all
       })
-      let longest = 0
+      let answered = 0
       while (!isDone) {
-        const start = performance.now()
         assert.equal((await other.anonymous.get('//healthz')).status, 200)
-        longest = Math.max(longest, performance.now() - start)
+        answered++
         await sleep(50)
       }
       await done
       // Each compression takes 2 to 3 s of processor time; eight would take 16 or more.
       assert.ok(process.cpuUsage().user - before < 12e6)
-      assert.ok(longest < 2000, `${longest}`)
+      // On the event loop a compression would let one or two requests through.
+      assert.ok(answered >= 5, `${answered}`)
     } finally {
       await other.close()
     }

@@ -19,7 +19,8 @@ describe('a stall of the event loop', () => {
     const logged = JSON.parse(line)
     assert.deepEqual([logged.work, logged.project_id], [work, app.projectId])
     assert.ok(logged.stall_ms > 1000, line)
-    assert.match(logged.stack.join('\n'), /blockProcess [^\n]*\ninjectFault /)
+    // Optimised code that ran before the profile may have the innermost function inlined.
+    assert.match(logged.stack.join('\n'), /^injectFault /m)
     const metrics = await (await fetch(`${url}/metrics`)).text()
     assert.ok(metrics.includes(`muster_event_loop_stalls_total{work="${work}"} 1`), metrics)
   }

@@ -139,8 +139,8 @@ export async function* readLines(source: Readable, maxBytes: number): AsyncGener
   if (bytes > 0) yield takeLine()
 }
 
-/** Bytes that the CSV parser handles in one turn of the event loop: about 40 ms for blank rows. */
-const PIECE_BYTES = 2 * 1024
+/** Bytes that the CSV parser handles in one turn of the event loop: about 20 ms for blank rows. */
+const PIECE_BYTES = 1024
 
 async function* piecesOf(source: Readable): AsyncGenerator<Buffer> {
   for await (const chunk of source as AsyncIterable<Buffer>)
