@@ -6,7 +6,7 @@ import { step } from './orchestration-support.ts'
 const states = [{ name: 'open', initial: true }]
 const calling = (tool_id: string) => ({ name: 'call', on_enter: { dispatch: { kind: 'tool', tool_id } } })
 
-/** Each kind of definition: one that names nothing, another one, and one that calls a tool. */
+/** Each kind of definition: without references, another one, and with a call of a tool. */
 const DEFINITIONS = {
   orchestrations: {
     plain: { nodes: [step('a')], edges: [] },
@@ -77,7 +77,7 @@ for (const [plural, { plain, other, calls, hostile }] of Object.entries(DEFINITI
       assert.equal((await project.key.get(path)).body.version, 5)
     })
 
-    it('have numbers in a row where changes and restores come at once, and go with a delete beside them', async () => {
+    it('number versions without gaps under concurrent changes and restores, and are deleted once during a concurrent delete', async () => {
       const { path } = await make()
       assert.equal((await project.key.patch(path, other(0))).body.version, 2)
       const work = (n: number) =>
@@ -103,7 +103,7 @@ for (const [plural, { plain, other, calls, hostile }] of Object.entries(DEFINITI
       assert.equal((await project.key.get(`${path}/versions`)).status, 404)
     })
 
-    it('are as if they were not there to another project, whatever is asked of them', async () => {
+    it('are not found by another project, whatever the request', async () => {
       const { id, path } = await make()
       const code = (await (await app.projectWith([`${plural}:*`])).key.get(`/${plural}/nothing`)).body.error.code
       const { key } = await app.projectWith([`${plural}:*`])
@@ -134,7 +134,7 @@ for (const [plural, { plain, other, calls, hostile }] of Object.entries(DEFINITI
       assert.equal((await project.key.get(path)).body.version, 1)
     })
 
-    it('are cloned with what they name, as their first version', async () => {
+    it('are cloned as their first version, with all that they reference', async () => {
       const source = await app.projectWith([`${plural}:*`, 'tools:*'])
       const pays = await source.key.post('/tools', {
         name: 'pays',

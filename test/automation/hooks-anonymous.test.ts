@@ -98,7 +98,7 @@ describe('bodies without a bearer credential', function () {
     })
   })
 
-  // Before the test that leaves no memory for bodies, which is given back only when its connections have ended.
+  // Before the test that leaves no memory for bodies, which is released only when its connections have ended.
   it('that break off are no fault, and leave no line in the log', async () => {
     const before = web.output.length
     const part = Buffer.from('{"name":')
@@ -117,7 +117,7 @@ describe('bodies without a bearer credential', function () {
         // A reset, and an end in the middle.
         if (round % 2 === 0) socket.resetAndDestroy()
         else socket.end()
-        // More at once than the trigger may hold would be refused.
+        // More concurrent requests than the trigger may hold would be refused.
         await eventually(async () => (await requests()) >= refused + begun, { what: 'the end of the request' })
       }
     assert.equal((await firing(other, '{"last":1}')).status, 202)
@@ -134,7 +134,7 @@ describe('bodies without a bearer credential', function () {
     const refused = await eventually(async () => {
       const reply = await firing(trigger, JSON.stringify('x'.repeat(200 * 1024)))
       if (reply.status === 503) return reply
-      // It may have taken so long that the service gave up on what is held.
+      // It may have taken longer than the service holds requests.
       if (held.socket.destroyed) held = await begin(hookPath(trigger.id), part, signed())
       return null
     })
@@ -142,7 +142,7 @@ describe('bodies without a bearer credential', function () {
     assert.equal((await firing(other)).status, 202)
     held.socket.destroy()
     const body = JSON.stringify('x'.repeat(300 * 1024))
-    await eventually(async () => (await firing(trigger, body)).status === 202, { what: 'memory that was given back' })
+    await eventually(async () => (await firing(trigger, body)).status === 202, { what: 'memory that was released' })
     const more = await Promise.all(
       Array.from({ length: 6 }, async () => {
         const { id } = await madeTrigger(key, { type: 'webhook', target_type: 'tool', target_id: app.toolId })

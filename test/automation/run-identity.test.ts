@@ -44,7 +44,7 @@ describe('acting principal of runs', function () {
     assert.deepEqual(allowed.started_by, { kind: 'api_key', id: wide.id })
   })
 
-  it('may do nothing after its key is deleted, whoever submits input', async () => {
+  it('permit nothing after their key is deleted, for any caller that submits input', async () => {
     const graph = await app.orchestration([{ id: 'h', type: 'human' }, list('a')], chain('h', 'a'))
     const { client, id } = await keyWith('orchestrations:*')
     const run = (await client.post('/orchestration-runs', { orchestration_id: graph, wait: true })).body

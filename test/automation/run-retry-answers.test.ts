@@ -51,7 +51,7 @@ describe('answers of people in retried runs', function () {
     return run
   }
 
-  it('are asked for again before a call that was made runs again', async () => {
+  it('are requested again before a call that was made runs again', async () => {
     const run = await paidAndFailed()
     for (const from_node_id of ['pay', 'ask']) {
       const again = await app.until((await retried(run.id, { from_node_id })).id, waiting)
@@ -99,7 +99,7 @@ describe('answers of people in retried runs', function () {
     assert.equal(paid(), 1)
   })
 
-  it('are asked for again after a call whose outcome is unknown', async () => {
+  it('are requested again after a call whose outcome is unknown', async () => {
     const tool = await app.tool()
     app.target.answer = (_request: unknown, response: any) => response.destroy()
     const run = await app.run([approval(tool), pay(tool)], chain('ask', 'pay'))
@@ -111,7 +111,7 @@ describe('answers of people in retried runs', function () {
     assert.equal(paid(), made)
   })
 
-  it('are asked for again when a person answered a human node', async () => {
+  it('are requested again when a person answered a human node', async () => {
     const tool = await app.tool()
     const human = { id: 'ask', type: 'human', prompt: 'Pay?', options: ['yes', 'no'] }
     const edges = [

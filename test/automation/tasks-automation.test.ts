@@ -302,7 +302,7 @@ describe('task dispatches', () => {
     assert.equal(moved.automation_chain_depth, 0)
   })
 
-  it('asks for the approval again before a retry repeats a call that it released', async () => {
+  it('request the approval again before a retry repeats a call that it released', async () => {
     const guard = { '==': [{ var: 'principal.kind' }, 'user'] }
     const gates = [
       { name: 'guarded', from: ['work'], to: 'good', guard },
@@ -333,7 +333,7 @@ describe('task dispatches', () => {
     assert.equal(app.target.requests.length, 2)
   })
 
-  it('asks for the approval again if an earlier attempt of the dispatch may have been made', async () => {
+  it('request the approval again if an earlier attempt of the dispatch may have been made', async () => {
     let asked = 0
     app.target.answer = (request, response) => {
       if (++asked === 1) response.destroy()

@@ -37,7 +37,7 @@ describe('muster', function () {
   const muster = (args: string[], env: Record<string, string> = {}) =>
     inHost(args, { ...testEnvironment(app.databaseUrl), ...env })
 
-  /** The same in a process of its own, as a user runs it; test/bin/docs.test.ts runs every command so. */
+  /** The same in a separate process, as a user runs it; test/bin/docs.test.ts runs every command so. */
   const alone = (args: string[], env: Record<string, string> = {}) =>
     run('bin/muster.ts', args, { ...testEnvironment(app.databaseUrl), ...env })
 
@@ -57,7 +57,7 @@ describe('muster', function () {
   }
 
   describe('usage', () => {
-    it('exits 2 for what it does not understand and 0 for help', async () => {
+    it('exits 2 for an unknown command or flag and 0 for help', async () => {
       for (const args of [
         [],
         ['nonsense'],
@@ -111,7 +111,7 @@ describe('muster', function () {
       assert.equal((await diagnosis(env)).of('migrations')[0].detail, of('migrations')[0].detail)
     })
 
-    it('is migrated once, by whoever comes first', async () => {
+    it('is migrated once when several processes start together', async () => {
       const runs = await Promise.all([0, 1, 2].map(() => alone(['migrate', '--json'], env)))
       const ran = runs.map(({ code, stdout, stderr }) => {
         assert.equal(code, 0, stderr)
@@ -228,7 +228,7 @@ describe('muster', function () {
       )
     })
 
-    it('names every setting that cannot be used, and goes on', async () => {
+    it('names every unusable setting and continues', async () => {
       const { of } = await diagnosis({ NODE_ENV: 'production', JWT_SECRET: '', PORT: 'x', WORKER_CONCURRENCY: '0' })
       const named = of('configuration').map(({ detail }) => detail.split(':')[0])
       assert.deepEqual(named.sort(), ['BASE_URL', 'JWT_SECRET', 'PORT', 'WORKER_CONCURRENCY'])
@@ -391,7 +391,7 @@ describe('muster', function () {
       assert.match(of('configuration').at(-1)?.detail ?? '', /^EGRESS_ALLOW_HOSTS: /)
     })
 
-    it('prints a line a check, with what mends it', async () => {
+    it('prints a line per check, with the step that fixes it', async () => {
       const { code, stdout } = await alone(['doctor'])
       assert.equal(code, 0)
       assert.match(stdout, /^ok {4}database +PostgreSQL \d+/m)
@@ -553,7 +553,7 @@ describe('muster', function () {
     assert.equal((await queues.stats()).find(({ queue }) => queue === name)?.waiting, 2)
   })
 
-  it('the settings in docs/operations.md are those of the code', () => {
+  it('the settings in docs/operations.md match the settings in the code', () => {
     const file = path.join(root, 'docs/operations.md')
     const document = fs.readFileSync(file, 'utf8')
     assert.equal(withSettings(document), document, 'run npm run docs')

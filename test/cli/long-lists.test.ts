@@ -46,7 +46,7 @@ describe('long lists on the command line', function () {
     assert.ok(kilobytes > 0 && kilobytes * 1024 < 180e6, `${kilobytes} KiB`)
   })
 
-  it('request no page that the reader of the output has no room for', async () => {
+  it('requests no page beyond the capacity of the reader of its output', async () => {
     const { child, ended } = user.start(['actors', 'list', '--all', '--jsonl'])
     child.stdout!.removeAllListeners('data')
     child.stdout!.pause()

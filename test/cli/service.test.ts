@@ -56,7 +56,7 @@ describe('the command line with the service', function () {
     assert.equal(stdout, await response.text())
   })
 
-  it('keeps the digits of numbers in flags, in files, and in what it prints', async () => {
+  it('keeps the digits of numbers in flags, in files and in its output', async () => {
     const { id } = await json('datasets', 'create', '--name', 'digits')
     const metadata = '{"id":2512292042121000001,"price":1.10}'
     const question = ['--input', '[{"role":"user","content":"hi"}]']

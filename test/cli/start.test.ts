@@ -62,7 +62,7 @@ describe('a start of the command line', function () {
     assert.ok(fs.statSync(path.join(root, 'cli/dist/complete.js')).size < 16_384)
   })
 
-  it('loads two files for a request, YAML only with a profile, and no module of Node for what is not done', async () => {
+  it('loads two files for a request, YAML only with a profile, and no unused module of Node', async () => {
     const command = ['bin/muster.mjs', 'cli/dist/main.js']
     assert.deepEqual((await loads('actors', 'get', ID)).files, command)
     assert.deepEqual((await loads('actors', 'get', '--help')).modules.filter(isHeavy), [])

@@ -159,7 +159,7 @@ describe('the console for automation', function () {
   })
 
   describe('triggers', () => {
-    it('are created with the keyboard, fired, disabled, and show what they started', async () => {
+    it('are created with the keyboard, fired and disabled, and show the work they started', async () => {
       const graph = await create('/orchestrations', {
         name: 'Nightly',
         nodes: [{ id: 'set', type: 'transform', expression: { var: 'input.day' } }],
@@ -183,9 +183,9 @@ describe('the console for automation', function () {
       await focusOn(dialog.getByLabel('Input'))
       await page.keyboard.type('{"day": "monday"}')
       await press(page, 'Fire')
-      const row = page.getByRole('row', { name: /By hand Succeeded Orchestration ?orch_run_/ })
+      const row = page.getByRole('row', { name: /Manual Succeeded Orchestration ?orch_run_/ })
       await row.waitFor()
-      await press(page, 'By hand', 'link')
+      await press(page, 'Manual', 'link')
       await page.getByRole('region', { name: 'Input' }).getByText('monday').waitFor()
       const { data } = await read(`/orchestration-runs?project_id=${suite.app.projectId}&orchestration_id=${graph.id}`)
       await page.getByRole('link', { name: data[0].id }).waitFor()
@@ -391,7 +391,7 @@ describe('the console for automation', function () {
         [`events/${event.id}`, 'secrets.created'],
         ['triggers', 'Triggers'],
         [`triggers/${trigger.id}`, 'Monday'],
-        [`triggers/${trigger.id}/firings/${firing.id}`, 'Firing: By hand'],
+        [`triggers/${trigger.id}/firings/${firing.id}`, 'Firing: Manual'],
         ['formations', 'Formations'],
         ['formations/new', 'New formation'],
         [`formations/${formation.id}`, 'Stack'],

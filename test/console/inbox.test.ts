@@ -190,7 +190,7 @@ describe('the inbox of the console', function () {
     assert.deepEqual(problems, [])
   })
 
-  it('gives up the streams of a tab that is hidden for a minute, and opens them when it is shown', async () => {
+  it('closes the streams of a tab that is hidden for a minute, and opens them when it is shown', async () => {
     const session = await post('/sessions', { agent_id: suite.app.agentId })
     const { page, problems, close } = await openPage(suite.chromium, [suite.app.base])
     closeLater({ close })
@@ -269,7 +269,7 @@ describe('the inbox of the console', function () {
     await post(`/tasks/${task.id}/transitions`, { transition: 'finish' })
   })
 
-  it('offers a person without the permission to answer nothing but to look', async () => {
+  it('offers only reading to a person without the permission to answer', async () => {
     const { projectId } = suite.app
     await suite.app.user('eve', [
       allowing(projectId, ['orchestrations:ListRuns', 'tasks:ListTasks', 'workflows:ListWorkflows']),

@@ -224,7 +224,7 @@ describe('knowledge in the console', function () {
     assert.deepEqual(problems, [])
   })
 
-  it('checks a fact before it writes it, shows what it replaced, corrects and invalidates', async () => {
+  it('checks a fact before it writes it, shows the replaced memory, corrects and invalidates', async () => {
     const { id } = await store('Customers')
     const { memory_id: first } = await fact(id, 'Ada takes her tea without milk')
     const { page, problems } = await open(`memory/${id}`)

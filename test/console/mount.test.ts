@@ -129,7 +129,7 @@ describe('the files of the console', () => {
     for (const name of fs.readdirSync(assets)) assert.match(name, /-[\w-]{8}\.(js|css|svg)(\.br|\.gz)?$/)
   })
 
-  it('fit the budget of each view, with what it loads on demand', () => {
+  it('fit the budget of each view, including files that it loads on demand', () => {
     const loaded = filesOf(filesOfPage())
     const views = filesOfViews()
     assert.ok(views.length > 50, `${views.length} views`)

@@ -28,7 +28,7 @@ describe('views to operate a deployment', function () {
   const row = (page: Page, text: string) => page.getByRole('row').filter({ hasText: text })
   /** Presses a button by the keyboard. */
   const press = (page: Page, name: string) => pressEnter(button(page, name).first())
-  /** Fails if axe finds something in what is open now. */
+  /** Fails if axe finds something in the open page. */
   const accessible = async (page: Page) => assert.deepEqual(await violations(page), [])
   /** Opens a view of a user who may do these actions in the project. */
   const openAs = async (username: string, actions: string[], view: string) => {

@@ -52,7 +52,7 @@ describe('runs in the console', function () {
     )
 
   it('draws each change of a run of 40 nodes as its stream brings it', async () => {
-    // Rounds of four nodes that end at once and one that takes a while.
+    // Rounds of four nodes that end immediately and a slow one.
     const rounds = Array.from({ length: 8 }, (_, round) => round)
     const nodes = rounds.flatMap(round => [
       { id: `wait_${round}`, type: 'delay', duration: '300ms' },
@@ -268,7 +268,7 @@ describe('runs in the console', function () {
     await page.getByRole('tree', { name: 'Nodes' }).waitFor()
     await eventually(() => page.workers().length === 1)
     assert.equal(await page.getByText('This graph could not be drawn').count(), 0)
-    // A run that goes on meanwhile is laid out again, with a limit of its own.
+    // A run that continues meanwhile is laid out again, with a separate limit.
     await eventually(async () => {
       await page.clock.fastForward(10_000)
       return (await page.getByText('This graph could not be drawn').count()) === 1
@@ -289,7 +289,7 @@ describe('runs in the console', function () {
     assert.deepEqual(refused, ['refused', 'refused', 'refused'])
   })
 
-  it('asks for nothing that the user may not see', async () => {
+  it('requests nothing that the user may not see', async () => {
     const run = await start((await asking()).id)
     await suite.app.user('rita', [
       allowing(suite.app.projectId, ['projects:*', 'orchestrations:GetRun', 'orchestrations:ListRuns']),

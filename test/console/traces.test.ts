@@ -160,7 +160,7 @@ describe('traces in the console', function () {
     assert.deepEqual(problems, [])
   })
 
-  it('is accessible, shows hostile text as text, and asks for nothing that the user may not see', async () => {
+  it('is accessible, shows hostile text as text, and requests nothing that the user may not see', async () => {
     const { id: agentId } = await agent({ name: HOSTILE.slice(0, 200) })
     const hostile = await turn(agentId, HOSTILE)
     const { id } = await turn(suite.app.agentId, 'hi')

@@ -51,7 +51,7 @@ describe('work in the console', function () {
     await eventually(async () => (await state()) !== 'doing', { what: 'the task is moved' })
     await column('done').getByRole('article', { name: 'Broken lamp' }).waitFor()
     await eventually(async () => (await page.evaluate('document.activeElement.id')) === `task-${id}`, {
-      what: 'the keyboard goes on at the card',
+      what: 'the keyboard focus is on the card',
     })
     await pressEnter(page.getByRole('link', { name: 'Broken lamp' }))
     const panel = page.getByRole('dialog', { name: 'Broken lamp' })
@@ -435,7 +435,7 @@ describe('work in the console', function () {
     )
   })
 
-  it('shows views while the permissions cannot be read, and does not repeat the request for ever', async () => {
+  it('shows views while the permissions cannot be read, and does not repeat the request endlessly', async () => {
     const { page } = await open('start')
     let requests = 0
     await page.route('**/users/me/permissions**', route => {
@@ -445,7 +445,7 @@ describe('work in the console', function () {
     await page.reload()
     await go(page, at('workflows'))
     await heading(page, 'Workflows')
-    // So many other requests, one after the other, that an endless repetition would be among them.
+    // Enough other requests, one after the other, that an endless repetition would be among them.
     await page.route('**/healthz', route => route.fulfill({ body: '' }))
     for (let n = 0; n < 30; n++) await page.evaluate(`fetch('/healthz').then(() => {})`)
     await page.context().unroute('**/users/me/permissions**')

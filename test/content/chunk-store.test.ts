@@ -132,7 +132,7 @@ describe('chunks in the database', () => {
     assert.equal(app.statements.filter(text => text.includes('insert into knowledge_vectors')).length, 1)
   })
 
-  it('are embedded under the title and the headings they stand below, which are no part of their text', async () => {
+  it('are embedded under the title and the headings above them, which are no part of their text', async () => {
     const { key } = await app.project()
     const made = await create(key, {
       content: '# Fruit\n\nApples are red.\n',
@@ -182,7 +182,7 @@ describe('chunks in the database', () => {
     for (const { id } of all) assert.match(id, /^dchunk_/)
   })
 
-  it('go with their document, and their vectors too', async () => {
+  it('chunks and their vectors are deleted with their document', async () => {
     const { key } = await app.project()
     const made = await create(key, { content: 'one two' })
     assert.equal((await vectorsOf(app, made.id)).length, 1)
@@ -217,7 +217,7 @@ describe('a text search configuration', () => {
     }
   })
 
-  it('that is set is used, and another one makes the words anew', async () => {
+  it('that is configured is used, and another configuration rebuilds the words', async () => {
     const english = await startApp({ env: { KNOWLEDGE_TEXT_SEARCH_CONFIG: 'english' } })
     try {
       const { key } = await english.project()

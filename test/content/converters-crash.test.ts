@@ -37,7 +37,7 @@ describe('an agent that converts a file', function () {
     const first = await worker()
     const file_id = await upload(app.key, 'picture', { content_type: `image/${lane}` })
     const { id } = (await app.key.post('/documents/ingest', { file_id })).body
-    await eventually(async () => ((await double.gate(lane))?.waiting ?? 0) >= 1, { what: 'the model being asked' })
+    await eventually(async () => ((await double.gate(lane))?.waiting ?? 0) >= 1, { what: 'the call of the model' })
     return { id, agent_id, first }
   }
   const readOnce = async (id: string, agent_id: string, lane: string) => {
@@ -48,7 +48,7 @@ describe('an agent that converts a file', function () {
     assert.equal((await app.key.get(`/generations?agent_id=${agent_id}`)).body.total, 1)
   }
 
-  it('is asked once, although the worker that waits for it is killed', async () => {
+  it('is called once, although the worker that waits for it is killed', async () => {
     const { id, agent_id, first } = await underway('killed')
     await first.kill()
     await steady.start(app.databaseUrl, env, ['ingestion'])
@@ -57,7 +57,7 @@ describe('an agent that converts a file', function () {
     await readOnce(id, agent_id, 'killed')
   })
 
-  it('is asked once, although the worker that waits for it is stopped for a new version', async () => {
+  it('is called once, although the worker that waits for it is stopped for a new version', async () => {
     const { id, agent_id, first } = await underway('stopped')
     const second = steady.start(app.databaseUrl, env, ['ingestion'])
     await first.kill('SIGTERM')

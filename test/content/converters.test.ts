@@ -44,7 +44,7 @@ describe('converters', function () {
     assert.equal(status, 201, JSON.stringify(body))
     return body
   }
-  /** A tool of the project with a rule for a type of its own. */
+  /** A tool of the project with a rule for a type that only it has. */
   const converter = async (fields: object = {}) => {
     const tool = await tools.add(app, app.projectId)
     const content_type = someType()
@@ -53,7 +53,7 @@ describe('converters', function () {
   }
   const ingest = async (content_type: string, fields: object = {}, bytes: Buffer | string = 'bytes') =>
     ingested(app.key, await upload(app.key, bytes, { content_type }), fields)
-  /** A file one byte larger than what is sent in base64. */
+  /** A file one byte larger than the limit of files in base64. */
   const uploadLarge = async (content_type: string) => {
     const body = new FormData()
     body.set('content_type', content_type)
@@ -73,7 +73,7 @@ describe('converters', function () {
   }
 
   describe('of files', () => {
-    it('are those of the rule that matches best', async () => {
+    it('are taken from the rule that matches best', async () => {
       const [all, exact] = [await tools.add(app, app.projectId), await tools.add(app, app.projectId)]
       await rule({ content_type_glob: 'image/*', tool_id: all })
       await rule({ content_type_glob: 'image/png', tool_id: exact })
@@ -105,7 +105,7 @@ describe('converters', function () {
       failure(await ingest('application/pdf', {}, pdf(['', ''])), 'FILE_PARSE_FAILED')
     })
 
-    it('are asked for when a file is worked on, as the rules are then', async () => {
+    it('are selected when a file is processed, by the rules of that moment', async () => {
       const web = await startApp()
       const { id, key } = await web.project()
       const [first, second] = [await tools.add(web, id), await tools.add(web, id)]
@@ -127,7 +127,7 @@ describe('converters', function () {
       }
     })
 
-    it('finish what they began when their rule is deleted', async () => {
+    it('finish a conversion that began before their rule was deleted', async () => {
       const { tool, content_type, rule: made } = await converter()
       let release = () => {}
       tools.answer(tool, (_request, response) => {
@@ -170,7 +170,7 @@ describe('converters', function () {
       assert.equal(document.content, 'text')
     })
 
-    it('are called as who asked for the ingestion, with the action of the rule and the limit on calls', async () => {
+    it('are called as the caller of the ingestion, with the action of the rule and the limit on calls', async () => {
       const { id, key, keyId } = await app.project()
       const tool = await tools.add(app, id)
       await key.post('/ingestion-rules', { content_type_glob: 'x/y', tool_id: tool, action: 'ocr' })
@@ -307,7 +307,7 @@ describe('converters', function () {
       }
     })
 
-    it('fail a document when they fail, at once and with the cause', async () => {
+    it('fail a document when they fail, immediately and with the cause', async () => {
       const { tool, content_type } = await converter()
       tools.answer(tool, { status: 500, body: 'out of order' })
       const error = failure(await ingest(content_type), 'CONVERTER_FAILED')
@@ -473,7 +473,7 @@ describe('converters', function () {
     }
     const generationsOf = async (agent: string) => (await app.key.get(`/generations?agent_id=${agent}`)).body.data
 
-    it('are shown the picture and asked for its text, in one ordinary generation', async () => {
+    it('receive the picture and the request for its text, in one ordinary generation', async () => {
       const { agent, content_type } = await lane('ocr', [{ reply: { text: 'Invoice 7' } }], 'image/gif')
       const file_id = await upload(app.key, GIF, { content_type })
       const document = await ingested(app.key, file_id)
@@ -575,7 +575,7 @@ describe('converters', function () {
       assert.equal((await generationsOf(agent)).length, 0)
     })
 
-    it('are run for whoever may ingest, though they may not run agents', async () => {
+    it('are run for every caller who may ingest, even without permission to run agents', async () => {
       const { content_type } = await lane('deputy', [{ reply: { text: 'for you' } }])
       const user = await app.user(undefined, [
         {

@@ -62,7 +62,7 @@ describe('pages of documents', () => {
     assert.deepEqual(splitIntoPages('a', null), [{ number: null, text: 'a' }])
   })
 
-  it('are there when an ingested document is cut anew', async () => {
+  it('are rebuilt when an ingested document is split again', async () => {
     const file = await pdfFile(['first page', '', 'third page', 'fourth'])
     const made = await ingested(key, file, { chunk_strategy: 'whole' })
     const all = [
@@ -120,7 +120,7 @@ describe('pages of documents', () => {
     assert.deepEqual(twice, [], 'the live text is stored a second time')
   })
 
-  it('are those of the last ingestion where the text is the same', async () => {
+  it('are taken from the last ingestion where the text is unchanged', async () => {
     const file = await pdfFile(['one', 'two'])
     const made = await ingested(key, file)
     await swap(file, await pdfFile(['one\ntwo']))
@@ -132,7 +132,7 @@ describe('pages of documents', () => {
     assert.deepEqual(await numbered(made.id), [[1, 'one\ntwo']])
   })
 
-  it('go with a text that is written by hand, and stay in the version before', async () => {
+  it('are removed by a text that a caller writes, and stay in the version before', async () => {
     const made = await ingested(key, await upload(key, 'plain'))
     await rowsOf(app, `update document_texts set pages = '[[1, 0], [2, 3]]' where document_id = $1 returning 1`, [
       made.id,

@@ -8,7 +8,7 @@ import { storedEvents } from '../support/events.ts'
 export const rowsOf = async (app: TestApp, text: string, values: unknown[] = []): Promise<readonly any[]> =>
   (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
 
-/** What a process sends whenever it is due, whoever asks for what: the uses of keys, and which projects have quotas. */
+/** Statements that a process sends when they are due, independent of requests: the uses of keys, and which projects have quotas. */
 const DUE = /last_used_at|select distinct project_id from quotas/
 
 /** The statements that a piece of work sends. */

@@ -41,7 +41,7 @@ describe('downloads', () => {
   })
   after(() => app.close())
 
-  it('answers the bytes as an attachment that nobody keeps and nothing sniffs', async () => {
+  it('answers the bytes as an attachment that no cache stores and no browser sniffs', async () => {
     const got = await get()
     assert.equal(got.status, 200)
     assert.ok(got.bytes.equals(bytes))
@@ -121,7 +121,7 @@ describe('downloads', () => {
     }
   })
 
-  it('refuses a range beyond the end, and answers everything to one that is none', async () => {
+  it('refuses a range beyond the end, and answers the whole file to an invalid range', async () => {
     for (const asked of [`bytes=${bytes.length}-`, 'bytes=-0', 'bytes=9-2']) {
       const refused = await get({ range: asked })
       assert.equal(refused.status, 416, asked)
@@ -166,7 +166,7 @@ describe('downloads', () => {
     assert.equal((await key.get(`/files/${made.id}/download/base64`)).status, 404)
   })
 
-  it('costs two statements beside the row for a file of one chunk', async () => {
+  it('costs two statements in addition to the row for a file of one chunk', async () => {
     const made = await stored('small.txt')
     await get({}, made.id)
     const sent = await statementsOf(app, async () => assert.equal((await get({}, made.id)).status, 200))
@@ -189,7 +189,7 @@ describe('downloads', () => {
       const part = await download(app.url, null, id, { range: 'bytes=0-3' }, url.search)
       assert.ok(part.bytes.equals(bytes.subarray(0, 4)))
       const bad = await download(app.url, 'sk_nonsense', id, {}, url.search)
-      assert.equal(bad.status, 200, 'a bearer beside it is not looked at')
+      assert.equal(bad.status, 200, 'a bearer next to it is not checked')
     })
 
     it('is ignored when it is for another file, another purpose, expired or nonsense', async () => {

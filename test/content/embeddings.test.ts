@@ -145,7 +145,7 @@ describe('embeddings with the built-in embedder', () => {
     assert.equal(long.status, 200)
   })
 
-  it('need the permission, in the project they are asked for', async () => {
+  it('require the permission in the project of the request', async () => {
     const one = await app.project()
     const other = await app.project()
     const allow = (resource: string) => ({

@@ -49,7 +49,7 @@ describe('files', () => {
   after(() => app.close())
 
   describe('a record without content', () => {
-    it('answers the record, tells an event with it and leaves an audit entry', async () => {
+    it('answers the record, emits an event with it and leaves an audit entry', async () => {
       const made = await key.post('/files', {
         filename: 'r.pdf',
         prefix: '/docs//2026/',
@@ -103,7 +103,7 @@ describe('files', () => {
       assert.equal(strange.path, '/p/50%_*\\.txt')
     })
 
-    it('refuses what is no file', async () => {
+    it('refuses invalid files', async () => {
       for (const body of [
         { filename: '' },
         { filename: '..' },
@@ -389,7 +389,7 @@ describe('files', () => {
       assert.equal((await rows("select 1 from file_blobs where state = 'staging'")).length, 0)
     })
 
-    it('asks a policy for the one path that a file gets, whatever names it', async () => {
+    it('evaluates a policy for the one path that a file gets, whichever parameter names it', async () => {
       const denied = await narrowed({
         statement: [
           { effect: 'Allow', action: ['files:*'], resource: ['*'] },
@@ -423,7 +423,7 @@ describe('files', () => {
   })
 
   describe('changing', () => {
-    it('moves, renames and describes, each only as far as it is asked to', async () => {
+    it('moves, renames and describes, each only as requested', async () => {
       const made = await stored('abc', { prefix: '/from', metadata: '{"a":1}' })
       const moved = await key.patch(`/files/${made.id}/metadata`, { prefix: '/moved' })
       assert.equal(moved.status, 200)
@@ -451,7 +451,7 @@ describe('files', () => {
       assert.equal(entry.status, 200)
     })
 
-    it('refuses a path in the body, a taken path and what is no name', async () => {
+    it('refuses a path in the body, a taken path and an invalid name', async () => {
       const a = await record({ prefix: '/c', filename: 'a' })
       await record({ prefix: '/c', filename: 'b' })
       for (const body of [
@@ -476,7 +476,7 @@ describe('files', () => {
       assert.deepEqual([stale.status, code(stale)], [412, 'PRECONDITION_FAILED'])
     })
 
-    it('keeps tags, and tells of them', async () => {
+    it('keeps tags, and emits events with them', async () => {
       const made = await record({ tags: { a: '1' } })
       assert.deepEqual((await key.get(`/files/${made.id}/tags`)).body, { a: '1' })
       assert.deepEqual((await key.patch(`/files/${made.id}/tags`, { b: '2', a: null })).body, { b: '2' })
@@ -493,7 +493,7 @@ describe('files', () => {
       )
     })
 
-    it('is judged by what is declared for files at its path', async () => {
+    it('is checked against the declaration for files at its path', async () => {
       const { key, id } = await app.project()
       const schema = { type: 'object', required: ['quarter'] }
       const declared = await app.admin.post('/metadata-schemas', {
@@ -561,7 +561,7 @@ describe('files', () => {
       assert.equal(again.body.content_type, 'text/x-other')
       assert.equal(again.body.filename, 'later.md')
       const untyped = await put(made.id, 'other bytes', { 'content-type': 'application/octet-stream' })
-      assert.equal(untyped.body.content_type, 'text/x-other', 'what is told of the type stays told')
+      assert.equal(untyped.body.content_type, 'text/x-other', 'the declared type is stored')
       assert.equal((await download(app.url, key.token, made.id)).bytes.toString(), 'other bytes')
       assert.equal(await bytesHeld(), held, 'the old bytes are gone')
       assert.deepEqual(
@@ -570,7 +570,7 @@ describe('files', () => {
       )
     })
 
-    it('obeys If-Match, and the quota by what it adds', async () => {
+    it('obeys If-Match, and counts the added bytes against the quota', async () => {
       const made = await stored('12345')
       const stale = await put(made.id, 'x', { 'if-match': '"nonsense"' })
       assert.deepEqual([stale.status, code(stale)], [412, 'PRECONDITION_FAILED'])
@@ -597,7 +597,7 @@ describe('files', () => {
       assert.ok(!app.statements.slice(started).some(text => text.includes('file_blob')), 'before a byte is read')
     })
 
-    it('refuses encodings and what is no form', async () => {
+    it('refuses encodings and bodies that are no form', async () => {
       const made = await record()
       const encoded = await put(made.id, 'x', { 'content-encoding': 'gzip' })
       assert.deepEqual([encoded.status, code(encoded)], [415, 'REQUEST_REJECTED'])
@@ -608,7 +608,7 @@ describe('files', () => {
       assert.equal((await key.get(`/files/${made.id}`)).body.has_content, false)
     })
 
-    it('leaves the bytes of one of two at once', async () => {
+    it('keeps the bytes of one of two concurrent uploads', async () => {
       const made = await stored('first')
       const held = await bytesHeld()
       const both = await Promise.all([put(made.id, 'second'), put(made.id, 'third!')])
@@ -634,7 +634,7 @@ describe('files', () => {
       return made.body
     }
 
-    it('cannot be deleted, moved, renamed or given other bytes, and says by what it is held', async () => {
+    it('cannot be deleted, moved, renamed or replaced, and the error names its document', async () => {
       const made = await document()
       const file = made.file_id as string
       assert.equal((await key.get(`/files/${file}`)).body.document_id, made.id)
@@ -642,7 +642,7 @@ describe('files', () => {
         await key.delete(`/files/${file}`),
         await key.patch(`/files/${file}/metadata`, { prefix: '/elsewhere' }),
         await key.patch(`/files/${file}/metadata`, { filename: 'other.txt' }),
-        // Its path would stay as it is, only its name would not.
+        // Its path would stay unchanged, only its name would not.
         await key.patch(`/files/${file}/metadata`, { filename: `d${counter}.txt` }),
         await sendForm(app.url, key.token, `/files/${file}/content`, formOf([{ bytes: 'x' }]), { method: 'PUT' }),
       ]
@@ -698,7 +698,7 @@ describe('files', () => {
   })
 
   describe('deleting', () => {
-    it('takes the row with its bytes and tells an event of the record as it stood', async () => {
+    it('deletes the row with its bytes and emits the last record', async () => {
       const made = await stored()
       const held = await bytesHeld()
       assert.deepEqual((await key.get(`/files/${made.id}/dependents`)).body.data, [])
@@ -722,7 +722,7 @@ describe('files', () => {
       )
     })
 
-    it('and an ingestion of the same file at once leave one of the two', async () => {
+    it('a delete and a concurrent ingestion of one file leave one of the two', async () => {
       for (let round = 0; round < 12; round++) {
         const made = await stored()
         const ingest = () => key.post('/documents/ingest', { file_id: made.id })

@@ -71,7 +71,7 @@ describe('ingestion rules', () => {
       assert.deepEqual((await app.key.get(`/ingestion-rules/${id}`)).body, body)
     })
 
-    it('keep what was given, keys and values as they were', async () => {
+    it('keep their fields unchanged, keys and values', async () => {
       const fields = {
         enabled: false,
         path_prefix: '/in//box/',
@@ -93,7 +93,7 @@ describe('ingestion rules', () => {
         assert.deepEqual(body[name], name === 'path_prefix' ? '/in/box' : value)
     })
 
-    it('are listed newest first, page by page, of the project asked for alone', async () => {
+    it('are listed newest first, page by page, for the requested project alone', async () => {
       const { id, key } = await app.project()
       const own = await tools.add(app, id)
       const ids: string[] = []
@@ -354,7 +354,7 @@ describe('ingestion rules', () => {
       assert.equal((await patch(rule.id, { content_type_glob: 'one/GLOB' })).status, 200)
     })
 
-    it('made or changed at once end as one', async () => {
+    it('created or changed concurrently end as one', async () => {
       for (let round = 0; round < 5; round++) {
         const content_type_glob = someGlob()
         const creates = await Promise.all([1, 2, 3, 4].map(() => create({ content_type_glob })))
@@ -366,7 +366,7 @@ describe('ingestion rules', () => {
       }
     })
 
-    it('keep what two changes at once say of different fields', async () => {
+    it('keep both of two concurrent changes to different fields', async () => {
       for (let round = 0; round < 10; round++) {
         const { id } = await made()
         const [metadata, native_extraction] = [{ round }, 'skip']
@@ -411,7 +411,7 @@ describe('ingestion rules', () => {
       }
     })
 
-    it('go with a project that is deleted by force, and are counted when it is not', async () => {
+    it('are deleted with a project that is deleted by force, and are counted when it is not', async () => {
       const { id, key } = await app.project()
       await key.post('/ingestion-rules', { content_type_glob: 'a/b', tool_id: await tools.add(app, id) })
       const refused = await app.admin.delete(`/projects/${id}`)
@@ -501,7 +501,7 @@ describe('ingestion rules', () => {
       assert.equal(await names('video/mp4'), '*/*')
     })
 
-    it('looks at neither case nor parameters', async () => {
+    it('ignores case and parameters', async () => {
       assert.equal(await names('Image/PNG; q="a;b"'), 'image/png')
       assert.equal(await names(' image/jpeg ;x=1'), 'image/*')
     })
@@ -536,7 +536,7 @@ describe('ingestion rules', () => {
         assert.equal((await resolve(type)).native, false)
     })
 
-    it('answers at once for globs and types made to be slow', async () => {
+    it('answers immediately for globs and types that were made to be slow', async () => {
       const { id, key: other } = await app.project()
       const own = await tools.add(app, id)
       const content_type_glob = `${'*a'.repeat(120)}/b`
@@ -550,7 +550,7 @@ describe('ingestion rules', () => {
       assert.ok(took < 1000, `${took} ms`)
     })
 
-    it('answers however many ask at once', async () => {
+    it('answers under many concurrent requests', async () => {
       const asked = Array.from({ length: 60 }, () =>
         key.post('/ingestion-rules/resolve', { content_type: 'image/png' }),
       )

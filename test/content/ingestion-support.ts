@@ -28,7 +28,7 @@ export function refuses({ status, body }: Reply, expected: number, code: string,
   if (problem !== undefined) assert.equal(body.error.meta.problems[0].code, problem)
 }
 
-/** Waits until a document's ingestion is over, as its status tells. */
+/** Waits until a document's ingestion is over, by its status. */
 export const settledStatus = (key: Client, id: string) =>
   eventually(
     async () => {
@@ -46,7 +46,7 @@ export async function ingested(key: Client, fileId: string, fields: object = {})
   return (await key.get(`/documents/${body.id}`)).body
 }
 
-/** Events of a document in the order they were told. */
+/** Events of a document in their order. */
 export const eventsOf = (app: TestApp, id: string) => storedEvents(app.services.pool, { resource: id })
 
 /** The chunks of a document as they are stored. */

@@ -17,7 +17,7 @@ describe('knowledge search with something missing', () => {
     EMBEDDING_BASE_URL: server.url,
     KNOWLEDGE_EMBED_TIMEOUT_MS: '1500',
   })
-  /** An application of its own settings, with one document in one project. */
+  /** An application with given settings, with one document in one project. */
   const started = async (env: Record<string, string>): Promise<{ app: TestApp; key: Client; projectId: string }> => {
     const app = await startApp({ env })
     apps.push(app)
@@ -61,7 +61,7 @@ describe('knowledge search with something missing', () => {
     assert.deepEqual(body.results[0].signals, { vector: 1, lexical: 1 })
   })
 
-  it('asks the provider once for the same question', async () => {
+  it('calls the provider once for equal questions', async () => {
     const { key } = await started(provider())
     server.calls.length = 0
     await search(key)

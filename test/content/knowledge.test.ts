@@ -38,7 +38,7 @@ describe('knowledge search', () => {
     project = await app.project()
   })
 
-  describe('what is found', () => {
+  describe('its results', () => {
     it('puts the one document with an exact token first of two hundred', async () => {
       await Promise.all(
         Array.from({ length: 199 }, (_, index) =>
@@ -96,13 +96,13 @@ describe('knowledge search', () => {
         }
       }
     })
-    it('ranks the words in their order before the same words apart', async () => {
+    it('ranks the words in their order before words in another order', async () => {
       await write({ content: 'gate gate gate red red red', path: '/apart.txt' })
       const wanted = await write({ content: `the red gate is open ${'and so on '.repeat(40)}`, path: '/phrase.txt' })
       const { results } = await search({ query: 'red gate' })
       assert.equal(results.find(({ signals }) => signals.lexical === 1).document_id, wanted.id)
     })
-    it('finds rows that hold some rare words when none holds all, behind those that do', async () => {
+    it('finds rows that have some rare words when none has all, after rows that have all', async () => {
       await write({ content: 'zebra crossing near the harbour', path: '/some.txt' })
       await write({ content: 'quagga', path: '/none.txt' })
       const all = await write({ content: 'zebra okapi tapir', path: '/all.txt' })
@@ -118,7 +118,7 @@ describe('knowledge search', () => {
         ['/all.txt', '/some.txt'],
       )
     })
-    it('keeps to what is quoted and leaves out what is excluded', async () => {
+    it('requires quoted words and omits excluded words', async () => {
       await write({ content: 'blue whale', path: '/whale.txt' })
       await write({ content: 'whale blue', path: '/reversed.txt' })
       const paths = async (query: string) =>
@@ -205,7 +205,7 @@ describe('knowledge search', () => {
       assert.equal((await search({ query: '"one two six"' })).results.length, 2)
       assert.equal((await search({ query: '"one two six"', min_similarity: 0.99 })).results.length, 0)
     })
-    it('takes at most so many chunks of a document, and the next ones move up', async () => {
+    it('takes a limited number of chunks of a document, and the next ones move up', async () => {
       const long = Array.from({ length: 12 }, (_, index) => `walrus number ${index} ${'w'.repeat(60)}`).join(' ')
       const many = await write({ content: long, chunk_strategy: 'size', chunk_size: 80, chunk_overlap: 0 })
       const other = await write({ content: 'a walrus elsewhere' })
@@ -239,8 +239,8 @@ describe('knowledge search', () => {
     })
   })
 
-  describe('what is asked', () => {
-    it('refuses what is no search', async () => {
+  describe('its request', () => {
+    it('refuses invalid searches', async () => {
       for (const body of [
         {},
         { query: '' },
@@ -372,7 +372,7 @@ describe('knowledge search', () => {
       assert.equal((await search({ tags: { k: 'v' }, limit: 2 })).results.length, 2)
       assert.ok('context_after' in (await search({ tags: { k: 'v' }, neighbors: 1 })).results[0])
     })
-    it('asks the sources that the request names', async () => {
+    it('queries the sources that the request names', async () => {
       await write({ content: 'ibis' })
       const none = { memory_store_ids: ['memstore_00000000000000000000000000'] }
       assert.deepEqual((await search(none)).results, [])
@@ -390,7 +390,7 @@ describe('knowledge search', () => {
   })
 
   describe('what stays out', () => {
-    it('never shows what is withdrawn, unfinished, failed or deleted, nor hidden messages', async () => {
+    it('never shows withdrawn, unfinished, failed or deleted documents, nor hidden messages', async () => {
       const kept = await write({ content: 'pelican kept' })
       const withdrawn = await write({ content: 'pelican withdrawn' })
       const deleted = await write({ content: 'pelican deleted' })
@@ -429,7 +429,7 @@ describe('knowledge search', () => {
       await rows(`update documents set status = 'processing' where id = $1`, [busy.id])
       assert.equal((await search({ query: 'puffin zzzz', limit: 1 })).results.length, 1)
     })
-    it('finds a document in the first search after its 201, and as it is after every change', async () => {
+    it('finds a document in the first search after its 201, and its current text after every change', async () => {
       const made = await write({ content: 'first text about a lynx' })
       assert.equal((await search({ query: 'lynx' })).results.length, 1)
       await project.key.patch(`/documents/${made.id}`, { content: 'second text about a marten' })
@@ -462,7 +462,7 @@ describe('knowledge search', () => {
     })
   })
 
-  describe('beside writes', () => {
+  describe('during writes', () => {
     it('never shows another project while both are written to, and finds every own document once it is there', async () => {
       const other = await app.project()
       const sides = [
@@ -547,7 +547,7 @@ describe('knowledge search', () => {
       const missing = 'proj_00000000000000000000000000'
       assert.equal((await refuse({ query: 'tern', project_id: missing }, 404, app.admin)).code, 'RESOURCE_NOT_FOUND')
     })
-    it('searches every project the caller may, each by what is permitted there', async () => {
+    it('searches every project of the caller, each by the permissions in it', async () => {
       const other = await app.project()
       const hidden = await app.project()
       await write({ content: 'avocet one', path: '/public/1' })
@@ -576,7 +576,7 @@ describe('knowledge search', () => {
   })
 
   describe('load', () => {
-    it('stands fifty searches beside fifty new documents, with readable documents in every answer', async () => {
+    it('answers fifty searches during fifty new documents, with readable documents in every answer', async () => {
       const answers = await Promise.all(
         Array.from({ length: 100 }, (_, index) =>
           index % 2
@@ -593,7 +593,7 @@ describe('knowledge search', () => {
         }
       }
     })
-    it('asks the database ten times, in three turns', async () => {
+    it('queries the database ten times, in three turns', async () => {
       for (let index = 0; index < 12; index++) await write({ content: `dunlin ${index}` })
       await search({ query: 'dunlin' })
       app.statements.length = 0

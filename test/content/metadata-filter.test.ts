@@ -72,7 +72,7 @@ describe('metadata filters', () => {
     assert.deepEqual(await titles({ v: { gte: 2, in: [3, '3'] } }), ['number'])
   })
 
-  it('refuses what is no filter and names the field', async () => {
+  it('refuses invalid filters and names the field', async () => {
     for (const [filter, field] of [
       [{ v: { gte: true } }, 'v'],
       [{ v: { gte: null } }, 'v'],

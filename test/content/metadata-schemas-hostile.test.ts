@@ -90,7 +90,7 @@ describe('schemas of a hostile project', function () {
     }
   })
 
-  it('are checked in a process that has never seen them, for fifty writes at once', async () => {
+  it('are checked in a process that has never loaded them, for fifty concurrent writes', async () => {
     await declare(quiet.key, '/', { type: 'object', required: ['index'], properties: { index: { multipleOf: 2 } } })
     const web = await startProcess('web', app.databaseUrl)
     try {

@@ -46,12 +46,12 @@ describe('metadata schemas', () => {
       })
       const read = await project.key.get(`/metadata-schemas/${id}`)
       assert.deepEqual(read.body, made)
-      // Stored as it was written: keys in their order.
+      // Stored unchanged: keys in their order.
       assert.equal(JSON.stringify(read.body.schema), JSON.stringify({ title: 'T', ...quarterly }))
       const patched = await project.key.patch(`/metadata-schemas/${id}`, { path_prefix: '/', schema: {} })
       assert.equal(patched.status, 200)
       assert.deepEqual([patched.body.path_prefix, patched.body.schema], ['/', {}])
-      // A write that changes nothing tells nothing.
+      // A write that changes nothing emits nothing.
       assert.equal((await project.key.patch(`/metadata-schemas/${id}`, { path_prefix: '/' })).status, 200)
       assert.equal((await project.key.patch(`/metadata-schemas/${id}`, {})).status, 200)
       assert.equal((await project.key.delete(`/metadata-schemas/${id}`)).status, 204)
@@ -77,7 +77,7 @@ describe('metadata schemas', () => {
       )
     })
 
-    it('are refused with what is no schema, no selector or not known', async () => {
+    it('are refused with an invalid schema, an invalid selector or an unknown field', async () => {
       for (const fields of [
         { schema: { type: 'nope' } },
         { schema: undefined },
@@ -118,7 +118,7 @@ describe('metadata schemas', () => {
       assert.equal((await project.key.get(`/metadata-schemas/${id}`)).body.resource_type, 'document')
     })
 
-    it('keep a schema with keys that JavaScript treats apart', async () => {
+    it('keep a schema with keys that JavaScript treats specially', async () => {
       const text = `{"resource_type":"document","path_prefix":"/p","schema":{"properties":{"__proto__":{"type":"string"},"constructor":{"type":"integer"}}}}`
       const made = await project.key.post('/metadata-schemas', text)
       assert.equal(made.status, 201)
@@ -128,7 +128,7 @@ describe('metadata schemas', () => {
       refused(await write('/p/b', { metadata: { constructor: 'x' } }), 'VALIDATION_FAILED')
     })
 
-    it('have one declaration for each kind of resource and path, also of twenty at once', async () => {
+    it('have one declaration for each kind of resource and path, also under twenty concurrent creates', async () => {
       const made = await declared()
       const again = await declare({ path_prefix: 'reports/' })
       refused(again, 'NAME_CONFLICT', 409)
@@ -197,7 +197,7 @@ describe('metadata schemas', () => {
       refused(await declare({ project_id: project.id }, reader), 'FORBIDDEN', 403)
     })
 
-    it('go with their project, and come along with a clone of it', async () => {
+    it('are deleted with their project, and are copied by a clone of it', async () => {
       const first = await declared()
       const second = await declared({ path_prefix: '/', resource_type: 'file', schema: { maxProperties: 2 } })
       const clone = await app.admin.post(`/projects/${project.id}/clone`, {
@@ -217,7 +217,7 @@ describe('metadata schemas', () => {
   })
 
   describe('writes', () => {
-    it('are judged at and below the path, and not beside it', async () => {
+    it('are checked at and below the path, and not next to it', async () => {
       const { id } = await declared()
       const reply = await write('/reports/a', { metadata: {} })
       refused(reply, 'VALIDATION_FAILED')
@@ -238,7 +238,7 @@ describe('metadata schemas', () => {
       assert.equal((await project.key.get('/documents?path_prefix=/reports')).body.total, 1)
     })
 
-    it('are told of every problem, as far as a message goes', async () => {
+    it('report every problem, up to the length of a message', async () => {
       const properties = Object.fromEntries(
         Array.from({ length: 100 }, (_, n) => [`field${n}${'x'.repeat(100)}`, { type: 'string' }]),
       )
@@ -339,7 +339,7 @@ describe('metadata schemas', () => {
       assert.equal(asked.length, 1)
     })
 
-    it('are refused in time by a schema that would take for ever', async () => {
+    it('are refused in time by a schema that would never end', async () => {
       const defs: Record<string, object> = { d40: { type: 'string' } }
       for (let index = 0; index < 40; index++)
         defs[`d${index}`] = { allOf: [{ $ref: `#/$defs/d${index + 1}` }, { $ref: `#/$defs/d${index + 1}` }] }
@@ -358,7 +358,7 @@ describe('metadata schemas', () => {
   describe('validate', () => {
     const validate = (body: object) => project.key.post('/metadata-schemas/validate', body)
 
-    it('says what a write would be told, and writes nothing', async () => {
+    it('returns the problems that a write would report, and writes nothing', async () => {
       const { id } = await declared()
       const body = { path: 'reports/a', metadata: { quarter: 'Q9' } }
       const before = await rows('select count(*)::int as n from audit_entries where project_id = $1', [project.id])
@@ -406,7 +406,7 @@ describe('metadata schemas', () => {
       assert.fail('no entry')
     })
 
-    it('refuses what it cannot judge', async () => {
+    it('refuses invalid requests', async () => {
       for (const body of [
         {},
         { path: null },
@@ -481,7 +481,7 @@ describe('metadata schemas', () => {
       assert.deepEqual(found, { data: [], scanned: 0 })
     })
 
-    it('goes through more than one look takes, and looks at files for declarations of files', async () => {
+    it('reads more rows than one page, and reads files for declarations of files', async () => {
       await rows(
         `insert into files (id, project_id, path, filename, metadata)
          select 'file_' || $1 || n, $1, '/many/' || lpad(n::text, 4, '0'), n::text, case when n = 430 then null else '{"quarter":"Q1"}'::jsonb end

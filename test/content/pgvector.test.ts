@@ -57,7 +57,7 @@ describe('vectors with pgvector', function () {
   const centres = Array.from({ length: 60 }, () => scattered())
   const vectors = Array.from({ length: ROWS }, (_, index) => scattered(centres[index % centres.length]))
 
-  /** What the module needs of a process, with a setting of its own. */
+  /** What the module needs of a process, with a given setting. */
   const services = (index: Config['KNOWLEDGE_VECTOR_INDEX']): Services =>
     ({
       config: loadConfig({
@@ -160,13 +160,13 @@ describe('vectors with pgvector', function () {
     assert.equal(asked('bit_count'), 1)
   })
 
-  it('leaves the index alone where it is told to scan', async () => {
+  it('does not use the index when configured to scan', async () => {
     const found = await near(services('scan'), MANY, vectors[77])
     assert.equal(found[0].ref_id, 'r77')
     assert.equal(asked('<~>'), 0)
   })
 
-  it('builds an index anew that was left unfinished', async () => {
+  it('rebuilds an unfinished index', async () => {
     const by = services('auto')
     const space = (await currentSpace(by)) as Space
     await pool.query(

@@ -62,7 +62,7 @@ describe('muster reprocess', function () {
     assert.match(stderr, /EMBEDDING_PROVIDER/)
   })
 
-  it('embeddings makes every vector anew, newest document first, and says how far it is', async () => {
+  it('embeddings rebuilds every vector, newest document first, and reports its progress', async () => {
     const [first, second] = [await create('one'), await create('two')]
     const other = await app.project()
     await create('elsewhere', other.key)
@@ -100,7 +100,7 @@ describe('muster reprocess', function () {
     assert.equal((await project.key.get(`/documents/${lacking}/status`)).body.embedded_chunks, 1)
   })
 
-  it('embeddings refuses another model than that of the workers', async () => {
+  it('embeddings refuses another model than the workers use', async () => {
     const id = await create('one')
     const before = await vectors(id)
     server.calls.length = 0

@@ -198,7 +198,7 @@ describe('search by words', () => {
       await eventually(async () => (await found(key, 'Vertrag')).length === 1)
       assert.equal((await key.get('/embeddings/config')).body.reindex.pending_words, 0)
     })
-    it('by script stems Russian and Arabic beside other words', async () => {
+    it('by script stems Russian and Arabic next to other words', async () => {
       const texts = ['Гарантия на чайники iPhone', 'ضمان المنتجات']
       const { key } = await project(texts, { search_language: 'auto' })
       assert.deepEqual(await found(key, 'чайник iphone'), [texts[0]])
@@ -286,7 +286,7 @@ describe('search by words', () => {
       where project_id = ${id}`)
     const { key: fresh } = await project([])
     await found(fresh, 'x')
-    // Caches know languages for half a minute.
+    // Caches hold languages for half a minute.
     const other = await startApp({ databaseUrl: app.databaseUrl })
     try {
       const early = other.as(key.token)

@@ -128,7 +128,7 @@ describe('storage in the database', () => {
     await app.close()
   })
 
-  it('keeps committed bytes although the commit was not heard of', async () => {
+  it('keeps committed bytes although the response of the commit was lost', async () => {
     const app = await startApp()
     const { id: projectId, key } = await app.project()
     const fileId = newId('file')
@@ -220,7 +220,7 @@ describe('storage in a directory', () => {
     await eventually(async () => JSON.stringify(await below(directory)) === JSON.stringify(before))
   })
 
-  it('looks an hour later at what was staged, and drops what no file has', async () => {
+  it('checks staged files after an hour, and drops those without a file record', async () => {
     const web = await startProcess('web', app.databaseUrl, {
       FILES_STORAGE_PROVIDER: 'local',
       FILES_STORAGE_DIR: directory,
@@ -255,7 +255,7 @@ describe('storage in a directory', () => {
     assert.equal((await download(app.url, key.token, kept.id)).bytes.toString(), 'abc')
   })
 
-  it('keeps bytes that a file has although the commit was not heard of', async () => {
+  it('keeps bytes that a file has although the response of the commit was lost', async () => {
     const fileId = newId('file')
     const staged = await storageBackends(app.services).stage(Readable.from([Buffer.from('abc')]), {
       projectId: project,
@@ -319,7 +319,7 @@ describe('storage in a directory', () => {
     assert.deepEqual(sizes.sort(), [1000, 1000, 500])
   })
 
-  it('reads what was written before a switch of the backend, and writes to the new one', async () => {
+  it('reads bytes that were written before a switch of the backend, and writes to the new one', async () => {
     const database = await cloneTemplate()
     const first = await startApp({ databaseUrl: database.url })
     const { id, key } = await first.project()
@@ -351,7 +351,7 @@ describe('storage in a directory', () => {
       { limit: 7, delaySeconds: 5, backoff: true, maxDelaySeconds: 640 },
       'eight tries, from 5 s',
     )
-    // The last one at once.
+    // The last one immediately.
     await rowsOf(third)('update pgboss.job set retry_limit = 0 where name = $1', [deleteQueue.name])
     await third.close()
     const fourth = await startApp({ databaseUrl: database.url, workers: ['ingestion'] })
@@ -436,7 +436,7 @@ describe('storage in a bucket', () => {
   })
   const objectOf = (id: string) => s3.objects.get(`own files/ü/${project}/${id}`)
 
-  it('puts small files at once', async () => {
+  it('uploads small files immediately', async () => {
     for (const size of [0, 1, 8 * MIB]) {
       const bytes = randomBytes(size)
       const made = await upload(app.url, key, { bytes, name: `s${size}` })
@@ -532,7 +532,7 @@ describe('storage in a bucket', () => {
     s3.uploads.clear()
   })
 
-  it('gives up on a store that falls silent', async () => {
+  it('abandons a store that falls silent', async () => {
     const stall = http.createServer((req, res) => {
       // Of a GET it sends the start.
       if (req.method === 'GET') res.writeHead(200, { 'content-length': '3' }).write('a')
@@ -618,7 +618,7 @@ describe('storage in a bucket', () => {
     }
   })
 
-  it('is addressed by a host name of its own unless the path is to name it', async () => {
+  it('is addressed by a separate host name unless the path contains the bucket', async () => {
     const lookup = dns.lookup
     const asked = new Set<string>()
     // The names of buckets below an address exist in the world's name service only.

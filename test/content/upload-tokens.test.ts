@@ -27,7 +27,7 @@ describe('upload tokens', () => {
     sendForm(app.url, null, `/files/upload/${token}`, formOf(parts), { headers })
   const json = (token: string, body: object) => app.anonymous.post(`/files/upload/${token}`, body)
   const name = () => `f${++counter}.txt`
-  /** What is answered to an upload whose body never comes. */
+  /** The answer to an upload whose body never comes. */
   const beforeBody = async (token: string) => {
     const { head, type } = handmade('b', name())
     const reply = await sendRaw(app.url, {
@@ -175,7 +175,7 @@ describe('upload tokens', () => {
     assert.equal((await send(upload_token, [{ bytes: 'x'.repeat(10) }])).status, 201)
   })
 
-  it('make one file of ten uploads at once', async () => {
+  it('create one file from ten concurrent uploads', async () => {
     const { upload_token } = await issue({ prefix: '/race' })
     const race = await Promise.all(
       Array.from({ length: 10 }, (_, index) => send(upload_token, [{ bytes: `x${index}`, name: `r${index}.txt` }])),
@@ -219,7 +219,7 @@ describe('upload tokens', () => {
     assert.deepEqual(await beforeBody(upload_token), [410, 'UPLOAD_TOKEN_EXPIRED'])
   })
 
-  it('do not look at a bearer that is sent along, and count against no requests quota', async () => {
+  it('ignore a bearer that is sent along, and count against no requests quota', async () => {
     const { id, key: bound } = await app.project()
     const { upload_token } = await issue({}, bound)
     await app.admin.post('/quotas', {

@@ -64,7 +64,7 @@ describe('uploads as base64 in JSON, read as they arrive', () => {
     }
   })
 
-  it('refuses what is no JSON around or in the content, and keeps nothing of it', async () => {
+  it('refuses invalid JSON around or in the content, and stores nothing of it', async () => {
     const bodies = [
       '{"content":"eA=="',
       '{"content":"eA==',
@@ -89,7 +89,7 @@ describe('uploads as base64 in JSON, read as they arrive', () => {
       }
   })
 
-  it('bounds depth and number of what is beside the content before it is parsed', async () => {
+  it('bounds depth and number of the other fields before it parses them', async () => {
     const nested = `${'{"a":'.repeat(65)}1${'}'.repeat(65)}`
     for (const [fields, problem] of [
       [`"metadata":${nested}`, 'TOO_DEEP'],

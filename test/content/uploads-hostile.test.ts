@@ -10,7 +10,7 @@ import { type Client, eventually, startApp, type TestApp } from '../support/app.
 import { download, formOf, handmade, sendForm, sendRaw, upload } from './file-support.ts'
 
 const MAX = 3_000_000
-/** The longest pause of a client, far above those of a busy machine. */
+/** The longest pause of a client, far above pauses of a busy machine. */
 const IDLE = 1000
 const code = (reply: { body: any }) => reply.body?.error?.code
 
@@ -36,7 +36,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
       '\r\n',
     )
 
-  /** A connection that is written to by hand, and on which the client never ends its side. */
+  /** A connection that is written to directly, and on which the client never ends its side. */
   const open = () => {
     const { hostname, port } = new URL(app.url)
     const socket = connect({ host: hostname, port: Number(port), allowHalfOpen: true })
@@ -53,7 +53,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
     return seen
   }
   const statuses = (text: string) => [...text.matchAll(/HTTP\/1\.1 (\d+) /g)].map(([, status]) => Number(status))
-  /** Sends a whole form of parts written by hand. */
+  /** Sends a whole form of parts given as text. */
   const sendParts = async (...parts: (string | Buffer)[]) => {
     const body = Buffer.concat([...parts, '--bound--\r\n'].map(part => Buffer.from(part as string)))
     const reply = await sendRaw(app.url, {
@@ -234,7 +234,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
       await held.end
     })
 
-    it('let no reader of a download wait for ever', async () => {
+    it('end a download whose reader does not read', async () => {
       const made = (await upload(app.url, key, { bytes: randomBytes(2_900_000), name: 'unread.bin' })).body
       const connection = open()
       connection.socket.pause()
@@ -249,7 +249,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
     })
   })
 
-  describe('in what they send', () => {
+  describe('by their bodies', () => {
     it('leave nothing whenever they go away', async () => {
       const bytes = Buffer.alloc(150_000, 'z')
       const body = Buffer.concat([
@@ -315,7 +315,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
       assert.deepEqual(statuses(connection.text), [201, 201, 400, 201, 200])
     })
 
-    it('are asked for their body when they wait to be asked', async () => {
+    it('receive 100 Continue when they wait for it', async () => {
       const body = `${handmade('bound', 'asked').head}abc${tail}`
       const connection = open()
       connection.socket.write(
@@ -475,7 +475,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
     })
   })
 
-  describe('at once', () => {
+  describe('concurrently', () => {
     it('never wait for a connection while they hold one', async () => {
       const made = await Promise.all(
         Array.from({ length: 50 }, (_, index) =>

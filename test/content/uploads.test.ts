@@ -163,7 +163,7 @@ describe('uploads', () => {
       assert.equal((await send([['content_type', 'text'], { bytes: 'x' }])).status, 400)
     })
 
-    it('refuses what is no upload and stores nothing', async () => {
+    it('refuses invalid uploads and stores nothing', async () => {
       const file = { bytes: 'x', name: 'bad.txt' }
       const before = await total()
       const cases: [(Part | [string, string])[], string][] = [
@@ -398,7 +398,7 @@ describe('uploads', () => {
       assert.equal(unnamed.body.content_type, 'image/png')
     })
 
-    it('refuses what is not base64', async () => {
+    it('refuses invalid base64', async () => {
       for (const body of [
         {},
         { content: null },

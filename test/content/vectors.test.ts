@@ -28,7 +28,7 @@ describe('codes of vectors', () => {
     ],
   ] as const
   for (const [dimensions, start, hash] of known) {
-    it(`are those of the definition, for ${dimensions} dimensions`, () => {
+    it(`match the definition, for ${dimensions} dimensions`, () => {
       const code = codeOf(Float32Array.from({ length: dimensions }, (_, index) => Math.sin(index + 1)))
       assert.equal(code[0], 'x')
       assert.equal(code.slice(1, 65), start)
@@ -78,7 +78,7 @@ describe('codes of vectors', () => {
       it(`differ as bit by bit, of ${bytes * 8} bits`, () => {
         const question = random(bytes)
         const inverse = question.map(byte => ~byte)
-        // More than are compared at once, no round number, and both extremes.
+        // More than one comparison takes, no round number, and both extremes.
         const rows = CODES_BYTES / bytes + 1001
         const codes = random(rows * bytes)
         codes.set(question, 17 * bytes)
@@ -242,7 +242,7 @@ describe('vectors in the database', () => {
       ['a', 'b', 'c'],
     )
   })
-  it('are those of the project, the space and the source asked for', async () => {
+  it('are limited to the project, the space and the source of the search', async () => {
     const vector = scattered()
     const other = (await app.project()).id
     const elsewhere = await newSpace(DIMENSIONS)
@@ -356,7 +356,7 @@ describe('fusion of rankings', () => {
     const ranked = fused(['x', 'y', 'both'], ['w', 'v', 'both'], { k: 1 })
     assert.deepEqual(ranked.map(({ key }) => key).slice(0, 3), ['both', 'w', 'x'])
   })
-  it('halves what is old by its half-life, where age counts', () => {
+  it('halves the score of older rows by its half-life, where age counts', () => {
     const changedAt = new Map([
       ['old', day(20)],
       ['new', day(0)],

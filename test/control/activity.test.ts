@@ -50,7 +50,7 @@ describe('activity', () => {
   const refused = ({ status, body }: Reply, code: string, expected = 400) =>
     assert.deepEqual([status, body.error?.code], [expected, code], JSON.stringify(body))
 
-  it('shows what was recorded, with the severity of its kind', async () => {
+  it('shows entries with the severity of their kind', async () => {
     await record(
       entry('A tool ran', { detail: { tool_id: 'tool_1', action: 'look' }, agent_id: 'agent_1', ref_id: 'tool_1' }),
       entry('A tool is gone', { kind: 'tool_resolution_failed' }),
@@ -150,7 +150,7 @@ describe('activity', () => {
     assert.deepEqual(summaries(await feed()), ['a'])
   })
 
-  it('filters by all that is given at once, and by one of several kinds and severities', async () => {
+  it('filters by all given conditions together, and by one of several kinds and severities', async () => {
     await record(
       entry('one', { generation_id: 'gen_1' }),
       entry('two', { kind: 'approval_created', generation_id: 'gen_1', agent_id: 'agent_1' }),
@@ -302,7 +302,7 @@ describe('activity', () => {
     })
   })
 
-  it('goes with its project', async () => {
+  it('activity is deleted with its project', async () => {
     await record(entry('a'))
     assert.equal((await app.admin.delete(`/projects/${project.id}?force=true`)).status, 204)
     assert.deepEqual(await rows('select 1 from activity_entries where project_id = $1', [project.id]), [])
@@ -342,7 +342,7 @@ describe('activity', () => {
     }
     const names = (events: StreamedEvent[]) => events.map(({ data }) => data.summary)
 
-    it('shows entries as they come, under the cursor of each, and goes on behind one', async () => {
+    it('shows entries as they come, under the cursor of each, and continues after a cursor', async () => {
       await record(entry('before'))
       const stream = await open()
       assert.match(stream.headers.get('content-type') as string, /^text\/event-stream/)

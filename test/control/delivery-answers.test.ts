@@ -3,7 +3,7 @@ import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { emitNamed } from '../support/events.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
 
-describe('what is kept of the answer to a delivery', () => {
+describe('stored answers to deliveries', () => {
   let app: TestApp
   let receiver: Receiver
 

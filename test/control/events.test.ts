@@ -87,7 +87,7 @@ describe('events', () => {
     assert.equal((await events('&event=secrets.created')).total, before)
   })
 
-  it('of a delete carry the record as it stood', async () => {
+  it('of a delete carry the last record', async () => {
     await hook(['secrets.deleted'])
     const made = await makeSecret()
     await app.admin.delete(`/secrets/${made.id}`)
@@ -243,7 +243,7 @@ describe('events', () => {
     assert.equal(receiver.requests[1].body, receiver.requests[0].body)
   })
 
-  it('that cannot be dispatched go on alone, with retries, and hold up no other', async () => {
+  it('that cannot be dispatched are retried alone, and delay no other', async () => {
     await hook(['agents.*', 'generations.*'])
     const { pool } = app.services
     await pool.query(sql.unsafe`
@@ -414,7 +414,7 @@ describe('events', () => {
       assert.equal((await app.admin.post(`/events/${event.id}/redispatch`, { webhook_id: missing })).status, 404)
     })
 
-    it('are kept compressed where nobody has a webhook, and sent with the bytes they were made with', async () => {
+    it('are stored compressed where no webhook subscribes, and sent with their original bytes', async () => {
       const names = ['short', `Ünï \u2028 "quoted" \\ 💧 𝒳 \u0001 ${'text '.repeat(100)}`, 'x'.repeat(70_000)]
       const made: string[] = []
       for (const name of names) {
@@ -448,7 +448,7 @@ describe('events', () => {
       const [id, resource] = ['evt_01m85swvtre5btxzvvzbq03prv', 'actor_01m85swghy1sb478071wet8xt9']
       const maker = 'proj_01m85swewza0cs7wc3vxhh3gd6'
       const packed = 'Aqsm0m54jwB9fIBER5EynIDb1RgdB8LqSXQndEggOTEnB1zL03g0AzWhYk8pBlHoCRinOmJTXi0A'
-      // The dictionary takes the id of the project from the row: that of the one for which it was packed.
+      // The dictionary takes the id of the project from the row: the project for which it was packed.
       await app.services.pool.query(sql.unsafe`
         insert into projects (id, name) select ${maker}, name from projects where id = ${other}`)
       await app.services.pool.query(sql.unsafe`

@@ -120,7 +120,7 @@ describe('exceptions', () => {
     assert.equal((await project.key.get('/activity')).body.data.length, 1)
   })
 
-  it('fold exactly where many transactions file the same matters at once', async () => {
+  it('fold exactly when many transactions file equal matters concurrently', async () => {
     const keys = Array.from({ length: 5 }, (_, n) => `key ${n}`)
     await Promise.all(
       Array.from({ length: 12 }, (_, n) =>
@@ -182,7 +182,7 @@ describe('exceptions', () => {
     )
   })
 
-  it('without a key never fold, and keys are those of a project and a kind', async () => {
+  it('without a key never fold, and keys are scoped to a project and a kind', async () => {
     fileExceptionLater(app.services, filing({ dedup_key: null }))
     fileExceptionLater(app.services, filing({ dedup_key: null }))
     fileExceptionLater(app.services, filing())
@@ -300,7 +300,7 @@ describe('exceptions', () => {
       refused(await project.key.get(`/exceptions?${query}`), 400, 'VALIDATION_FAILED')
   })
 
-  it('are filed by hand within limits', async () => {
+  it('are filed by callers within limits', async () => {
     const made = await manual({ severity: 'critical', detail: { hint: 'look here' } })
     assert.deepEqual([made.status, made.body.kind, made.body.severity], [201, 'manual', 'critical'])
     for (const more of [
@@ -340,7 +340,7 @@ describe('exceptions', () => {
     )
   })
 
-  it('go with their project, and their count with them', async () => {
+  it('are deleted with their project, and their count with them', async () => {
     await manual()
     assert.equal((await project.key.get('/exceptions')).body.total, 1)
     assert.equal((await app.admin.delete(`/projects/${project.id}?force=true`)).status, 204)

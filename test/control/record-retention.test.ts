@@ -29,7 +29,7 @@ describe('records', function () {
     return made
   }
   const steady = steadyWorkers()
-  /** One that comes to no harm. */
+  /** A project that must not change. */
   const steadySweeper = async (concerns = ['snapshot']) => {
     await steady.start(app.databaseUrl, { CONTENT_RETENTION_SWEEP_INTERVAL_MS: '1000' }, concerns)
   }
@@ -80,7 +80,7 @@ describe('records', function () {
         [ids],
       )
 
-    it('go with their generations after the days of their project, and are counted', async () => {
+    it('are deleted with their generations after the days of their project, and are counted', async () => {
       const known = (await audits('traces:ExpireTraces')).length
       const [old, young, half] = [await turn(), await turn(), await turn()]
       const later = await turn({ trace_id: half.trace_id })
@@ -111,7 +111,7 @@ describe('records', function () {
       const { kind, before, counts } = entry.detail
       assert.deepEqual([kind, counts.traces, counts.generations, counts.trace_files], ['retention_sweep', 1, 1, 1])
       assert.ok(Date.now() - Date.parse(before) >= 86_400_000)
-      // What it used is still to be paid for, and the list counts what is there.
+      // Its usage is still to be paid for, and the list counts existing records.
       assert.equal((await app.key.get(`/usage/events?generation_id=${old.id}`)).body.total, 1)
       assert.equal((await app.key.get('/generations')).body.total, 5)
       assert.equal((await app.key.get('/traces')).body.total, 4)
@@ -121,7 +121,7 @@ describe('records', function () {
       assert.equal(await status(`/traces/${child.trace_id}`), 404)
     })
 
-    it('stay while a turn runs, an approval waits, a chain goes on, or a legal hold is on', async () => {
+    it('stay while a turn runs, an approval waits, a chain continues, or a legal hold is on', async () => {
       const double = client(app.double)
       await double.put('slow', { rules: [{ reply: { text: 'x', gate: 'slow' } }] })
       const slow = await app.agent({ model: 'slow/m' })
@@ -184,7 +184,7 @@ describe('records', function () {
         [ids],
       )
 
-    it('go with their sessions and messages after the days of their project, and are counted', async () => {
+    it('are deleted with their sessions and messages after the days of their project, and are counted', async () => {
       const action = 'conversations:ExpireConversations'
       const totals = () => Promise.all(['conversations', 'sessions', 'messages'].map(what => counted(action, what)))
       const before = await totals()
@@ -286,7 +286,7 @@ describe('records', function () {
       )
     const has = async (id: string) => (await app.admin.get(`/orchestration-runs/${id}`)).status === 200
 
-    it('go with their nodes and nested runs once all have ended, and stay under a hold or while a retry is young', async () => {
+    it('are deleted with their nodes and nested runs once all have ended, and stay under a hold or while a retry is young', async () => {
       await steadySweeper(['orchestration'])
       const [old, young, live, retried, retry, parent, child] = [
         await started(),

@@ -19,7 +19,7 @@ describe('content', function () {
     return made
   }
   const steady = steadyWorkers()
-  /** One that comes to no harm. */
+  /** A project that must not change. */
   const steadySweeper = (env: Record<string, string> = {}) =>
     steady.start(app.databaseUrl, { ...SOON, ...env }, ['snapshot'])
   const run = async (text: string, values: unknown[] = []): Promise<any[]> => [
@@ -68,7 +68,7 @@ describe('content', function () {
     await app.close()
   })
 
-  it('under a legal hold is erased by nobody, until the hold ends', async () => {
+  it('under a legal hold is never erased until the hold ends', async () => {
     const { id, trace_id } = await turn()
     await age(id, 3)
     const until = new Date(Date.now() + 3_600_000).toISOString()

@@ -51,7 +51,7 @@ describe('secrets that expire', () => {
     )
   })
 
-  it('are reported 14 days ahead, once for each date, however often and by how many it is looked for', async () => {
+  it('are reported 14 days ahead, once for each date, however many sweeps find them', async () => {
     const soon = await secret(inDays(13))
     await secret(inDays(15), 'later')
     await secret(null, 'never')
@@ -85,7 +85,7 @@ describe('secrets that expire', () => {
     assert.equal(expired.detail.secret_id, soon.id)
   })
 
-  it('are looked for by a sweep of the worker', async () => {
+  it('are found by a sweep of the worker', async () => {
     await secret(inDays(1))
     await app.services.write(async tx => tx.send(retentionSweepQueue, { sweep: 'expiring secrets' }))
     assert.equal((await occurrences(1)).length, 1)

@@ -85,7 +85,7 @@ describe('writes under a storage quota', () => {
       refused(await write('x'), quota, name === 'POST /files' || name === 'POST /documents' ? 12 : 11)
     })
 
-    it(`${name} passes a monitored limit, which tells of it once`, async () => {
+    it(`${name} passes a monitored limit, which emits one event`, async () => {
       await limit({ mode: 'monitor' })
       assert.equal((await write(eleven)).status, 201)
       const entries = async () =>
@@ -156,7 +156,7 @@ describe('writes under a storage quota', () => {
     assert.equal((await project.key.delete(`/files/${file.id}`)).status, 204)
   })
 
-  it('asks nothing of a project that is known to have no such quota', async () => {
+  it('queries nothing for a project that is cached as having no quota', async () => {
     const asked = () => app.statements.filter(text => text.includes(`'storage_bytes'`)).length
     await eventually(async () => {
       const before = asked()
@@ -165,7 +165,7 @@ describe('writes under a storage quota', () => {
     })
   })
 
-  it('holds a burst of writes that breach, each refused and told of once', async () => {
+  it('refuses a burst of writes that breach, and reports each once', async () => {
     const quota = await limit()
     await measured(5)
     const replies = await Promise.all(

@@ -72,7 +72,7 @@ describe('storage', () => {
   })
 
   describe('checks', () => {
-    it('measure a project that was never metered by what it adds alone', async () => {
+    it('measure only the added bytes of a project that was never metered', async () => {
       const { id } = await app.project()
       const quota = await limit(id, 10)
       await check(id, 10)
@@ -131,7 +131,7 @@ describe('storage', () => {
       await eventually(async () => (await count(free)) === 0)
       await eventually(async () => (await count(capped)) === 1)
       assert.deepEqual(await Promise.all([count(free), count(free)]), [0, 0])
-      // A transaction that is open goes on alone: with one connection in all it would wait for itself for ever.
+      // A transaction that is open continues alone: with one connection in all it would wait for itself endlessly.
       const cramped = await openServices(
         { ...app.config, DATABASE_POOL_MAX: 2 },
         { log: app.services.log, role: 'web', clock },
@@ -145,7 +145,7 @@ describe('storage', () => {
   })
 
   describe('reports', () => {
-    it('tell a breach once per window although each is refused', async () => {
+    it('report a breach once per window although each is refused', async () => {
       const { id } = await app.project()
       const quota = await limit(id, 10)
       await stored(id, 5, '2026-07-06')
@@ -212,7 +212,7 @@ describe('storage', () => {
       assert.equal((await events(id, 'quota.exceeded')).length, 1)
     })
 
-    it('warn at the fractions asked for before the limit is reached', async () => {
+    it('warn at the requested fractions before the limit is reached', async () => {
       const { id } = await app.project()
       const quota = await limit(id, 100, { warn_at: [0.5, 0.8] })
       await check(id, 49)
@@ -355,7 +355,7 @@ describe('storage', () => {
       assert.deepEqual(await usageOf(app, id), [])
     })
 
-    it('are taken anew of all, or of those that have none of the UTC day', async () => {
+    it('are taken again of all projects, or of projects without one of the UTC day', async () => {
       const { id } = await app.project()
       await snapshotProjects(app.services, { all: true })
       await file(id, 'later', 50)
@@ -414,7 +414,7 @@ describe('storage', () => {
       assert.deepEqual(await snapshotProjects(app.services, { all: true, stopping }), { measured: 0, failed: 0 })
     })
 
-    it('page through more projects than one look takes', async () => {
+    it('page through more projects than one query reads', async () => {
       await run(
         `insert into projects (id, name) select 'proj_' || lpad(n::text, 26, '0'), 'many ' || n from generate_series(1, 600) n`,
       )
@@ -431,7 +431,7 @@ describe('storage', () => {
   })
 
   describe('a worker', () => {
-    it('measures every project when it starts, and looks every hour for what is missing', async () => {
+    it('measures every project when it starts, and checks every hour for missing snapshots', async () => {
       const { id } = await app.project()
       const other = await startApp({ databaseUrl: app.databaseUrl, clock, workers: ['snapshot'] })
       try {

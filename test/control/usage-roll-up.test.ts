@@ -171,7 +171,7 @@ describe('the roll-up of usage', function () {
       ['draft', 25],
       ['send', 25],
     ])
-    // The sums can still be rebuilt from what is left.
+    // The sums can still be rebuilt from the remaining rows.
     assert.ok(
       await sumsMatchEvents(app.services.pool, {
         project_id: app.projectId,

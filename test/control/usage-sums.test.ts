@@ -93,7 +93,7 @@ describe('sums of usage', function () {
     try {
       await client.query('begin')
       await insert('held')
-      // While that transaction is open nobody waits for it.
+      // While that transaction is open no caller waits for it.
       await Promise.all(Array.from({ length: 30 }, () => insertUsage(app, id, [tokenUse({ cost: 0.001 })])))
       assert.equal((await sums(id))[0].tokens, 30 * 150)
       await client.query('rollback')
@@ -161,7 +161,7 @@ describe('sums of usage', function () {
     assert.deepEqual(await shards('usage_sums', id), [-1])
     assert.deepEqual(await shards('usage_rollups', id), [-1])
     assert.deepEqual([await sums(id), await rolled(id)], before)
-    // What comes late is folded in the next time.
+    // A late use is folded in the next time.
     await insertUsage(app, id, [
       tokenUse({ cost: 0.1, input: 10, output: 0, agent_id: 'agent_1', model: 'm', provider: 'p', created_at: past }),
     ])
@@ -203,7 +203,7 @@ describe('sums of usage', function () {
     const broken = [await sums(id), await rolled(id)]
     assert.deepEqual(await reprocess('--dry-run'), { days: 2, wrong: 2, rebuilt: 0, dry_run: true })
     assert.deepEqual([await sums(id), await rolled(id)], broken)
-    // Beside a writer that is at work, which is waited for and counted once.
+    // Next to a writer that is at work, which is waited for and counted once.
     const writing = Promise.all(
       Array.from({ length: 20 }, () => insertUsage(app, id, [tokenUse({ cost: 1, agent_id: 'agent_2' })])),
     )
@@ -217,7 +217,7 @@ describe('sums of usage', function () {
     assert.deepEqual(await reprocess('--dry-run'), { days: 2, wrong: 0, rebuilt: 0, dry_run: true })
   })
 
-  it('go with their project', async () => {
+  it('sums of usage are deleted with their project', async () => {
     const { id } = await app.project()
     await insertUsage(app, id, [tokenUse({ cost: 1, agent_id: 'agent_1' })])
     assert.equal((await app.admin.delete(`/projects/${id}?force=true`)).status, 204)

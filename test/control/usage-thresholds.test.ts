@@ -47,7 +47,7 @@ describe('usage thresholds', () => {
     await eventually(async () => (await waits()) === 0)
   }
 
-  it('are at most 200 of a project, however many are made at once', async () => {
+  it('are at most 200 per project, under any number of concurrent creates', async () => {
     const more = () => project.key.post('/usage/thresholds', { metric: 'tokens', window: 'rolling_24h', threshold: 1 })
     for (let n = 0; n < 190; n += 38) await Promise.all(Array.from({ length: 38 }, more))
     const statuses = (await Promise.all(Array.from({ length: 20 }, more))).map(({ status }) => status)
@@ -55,7 +55,7 @@ describe('usage thresholds', () => {
     assert.equal((await more()).body.error.meta.problems[0].code, 'LIMIT_REACHED')
   })
 
-  it('are announced once a month, however many uses reach them at once', async () => {
+  it('are announced once a month, under any number of concurrent uses', async () => {
     const threshold = await made({ threshold: 100 })
     await use(99)
     assert.equal(await announced(), 0)
@@ -94,7 +94,7 @@ describe('usage thresholds', () => {
     assert.equal((await crossed())[0].window_key, null)
     await use(50)
     assert.equal(await announced(), 1)
-    // What was used is more than a day ago.
+    // The usage is more than a day ago.
     clock.advance(DAY_MS + 60_000)
     await use(1)
     assert.equal(await announced(), 1)
@@ -103,7 +103,7 @@ describe('usage thresholds', () => {
     await eventually(async () => (await crossed()).length === 2)
   })
 
-  it('of money compare what is priced, exactly', async () => {
+  it('of money compare priced usage, exactly', async () => {
     await made({ metric: 'cost_usd', threshold: 0.3 })
     const price = { provider: 'openai', model: 'gpt-test', component: 'input_tokens', unit: 'token', unit_price: 0.1 }
     const reply = await project.key.put(`/projects/${project.id}/prices`, {

@@ -74,7 +74,7 @@ describe('webhooks', () => {
       assert.deepEqual(data, [record])
     })
 
-    it('gives the secret to those who may ask for it', async () => {
+    it('returns the secret to callers with the permission for it', async () => {
       const { id, secret } = (await create()).body
       assert.deepEqual((await app.admin.get(`/webhooks/${id}/secret`)).body, { secret })
       const reader = await app.user(undefined, [
@@ -156,7 +156,7 @@ describe('webhooks', () => {
       assert.equal((await app.admin.patch(`/webhooks/${id}`, { project_id: project })).status, 400)
     })
 
-    it('is left as it is by a change without fields', async () => {
+    it('is unchanged by a change without fields', async () => {
       const { id } = (await create()).body
       const before = (await app.admin.get(`/webhooks/${id}`)).body
       for (const method of ['patch', 'put'] as const) {
@@ -416,7 +416,7 @@ describe('webhooks', () => {
         assert.ok((await app.admin.post('/webhook-deliveries/redeliver', body)).status >= 400)
     })
 
-    it('goes with its webhook', async () => {
+    it('is deleted with its webhook', async () => {
       const { id } = (await create()).body
       await makeSecret()
       const [made] = await settled(id)
@@ -528,7 +528,7 @@ describe('texts of deliveries', () => {
       update webhook_deliveries set created_at = created_at - make_interval(days => ${days})
       where project_id = ${project}`)
   const inDays = (days: number) => new Date(Date.now() + days * 86_400_000)
-  /** Retention of events as it is in a year. */
+  /** Retention of events a year later. */
   const pruneAllEvents = () => pruneEvents({ ...app.services, clock: { now: () => inDays(365) } })
   const bodies = () => new Set(receiver.requests.map(({ body }) => body)).size
   const count = async (table: string) =>
@@ -536,7 +536,7 @@ describe('texts of deliveries', () => {
       sql.unsafe`select count(*)::int from ${sql.identifier([table])} where project_id = ${project}`,
     )) as number
 
-  it('are those of their event: an event to fifty webhooks is stored once', async () => {
+  it('are stored once per event, also for fifty webhooks', async () => {
     const size = () =>
       app.services.pool.oneFirst(
         sql.unsafe`select pg_total_relation_size('webhook_deliveries')::int`,
@@ -551,7 +551,7 @@ describe('texts of deliveries', () => {
     assert.ok((await size()) - before < 1_000_000, `${(await size()) - before} bytes`)
   })
 
-  it('outlive their event with the same bytes, and go with the last delivery', async () => {
+  it('outlive their event with unchanged bytes, and are deleted with the last delivery', async () => {
     const webhook = await subscribe()
     await emit('a "text" \u0000\u2028 ä')
     const first = await delivered(webhook)
@@ -709,7 +709,7 @@ describe('limits of webhooks', () => {
     assert.equal((await create(id)).status, 201)
   })
 
-  it('hold for webhooks that are made at once', async () => {
+  it('bind webhooks that are created concurrently', async () => {
     const { id } = await app.project()
     const answers = await Promise.all(Array.from({ length: 20 }, () => create(id)))
     assert.deepEqual(answers.map(({ status }) => status).sort(), [
@@ -726,7 +726,7 @@ describe('dispatch', () => {
   })
   after(async () => await app?.close())
 
-  /** A project with webhooks and with events that nobody has dispatched. */
+  /** A project with webhooks and with events without a dispatch. */
   async function busy(webhooks: number, events: number): Promise<string> {
     const { id } = await app.project()
     await app.services.pool.query(sql.unsafe`

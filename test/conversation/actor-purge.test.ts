@@ -20,7 +20,7 @@ describe('the purge of what an end user said', function () {
     return made
   }
   const steady = steadyWorkers()
-  /** One that comes to no harm. */
+  /** A project that must not change. */
   const steadyEraser = (env: Record<string, string> = {}) =>
     steady.start(app.databaseUrl, { ...FAST, ...env }, ['snapshot'])
   const run = async (text: string): Promise<any[]> => [...(await app.services.pool.query(rawQuery(text))).rows]

@@ -366,7 +366,7 @@ describe('chats', () => {
       new OpenAI({ apiKey, baseURL: `${app.url}/api/v1`, maxRetries: 0, fetch: checking })
     /** Streams that clients read, as texts. */
     const texts: Promise<string>[] = []
-    /** What came until the client went away. */
+    /** The frames until the client went away. */
     async function textOf({ body }: Response): Promise<string> {
       const decoder = new TextDecoder()
       let text = ''
@@ -383,7 +383,7 @@ describe('chats', () => {
       return response
     }
 
-    after('every frame is one that the description has', async () => {
+    after('every frame matches the description', async () => {
       const frames = (await Promise.all(texts)).flatMap(text => framesOf('post', '/chat/completions', text))
       const kinds = new Set(frames.map(({ data }) => (data === '[DONE]' ? data : Object.keys(data)[0])))
       assert.deepEqual([...kinds].sort(), ['[DONE]', 'error', 'id'])

@@ -360,7 +360,7 @@ describe('feedback', function () {
     const ended = await answered()
     await key.put(ended.path, text('actor'), { 'Idempotency-Key': 'rate-actor' })
     await rate(ended, text('actor-later'))
-    // A copy in a dataset goes with the end user.
+    // A copy in a dataset is deleted with the end user.
     const copies = expectStatus(await key.post('/datasets', { name: 'of an end user' }), 201).id
     const selection = { label: 'label-actor-later', expected_output: 'comment' }
     const copied = await key.post(`/datasets/${copies}/items/from-feedback`, selection)

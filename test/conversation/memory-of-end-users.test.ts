@@ -45,7 +45,7 @@ describe('memory of end users in turns', function () {
   const fact = async (memory_store_id: string, content: string, actor_id: string | null, more: object = {}) =>
     (await created('/memory-entries', { memory_store_id, content, actor_id, ...more })).memory_id as string
 
-  /** An agent with a lane of the model of its own, which answers as told and else with a text. */
+  /** An agent with a lane of the model for it alone, which answers by directive and else with a text. */
   const agent = async (knowledge_config: object | null, replies: object[] = [], fields: object = {}) => {
     const lane = `end-user-${++lanes}`
     await double.put(lane, { rules: [...(replies.length > 0 ? [{ replies }] : [])] as never })
@@ -109,7 +109,7 @@ describe('memory of end users in turns', function () {
     )
     await says(await session(everybodys.id, bob), 'Remember that')
     assert.deepEqual(await marks(), [null, ann])
-    // Nobody but the owner of the agent loosens it.
+    // Only the owner of the agent loosens it.
     for (const knowledge_config of [{ share_between_actors: true }, { write_memory_scope: 'store' }]) {
       const closed = await agent(both(storeId))
       refused(await app.key.post('/sessions', { agent_id: closed.id, knowledge_config }), 400, 'VALIDATION_FAILED')
@@ -231,7 +231,7 @@ describe('memory of end users in turns', function () {
     }
   })
 
-  it('is that of its own end user in a session which a turn of another one starts', async () => {
+  it('is the memory of its end user in a session that a turn of another end user starts', async () => {
     const storeId = await store()
     const [ann, bob] = [await actor(), await actor()]
     await fact(storeId, 'Bob has the code 4711', bob)
@@ -314,7 +314,7 @@ describe('memory of end users in turns', function () {
     assert.ok(found.includes('1234') && !found.includes('4711'), found)
     const [entry] = (await app.key.get(`/memory-entries?memory_store_id=${storeId}`)).body.data
     assert.deepEqual([entry.mechanism, entry.content, entry.actor_id], ['orchestration', 'Ann is late', ann])
-    // A run that nobody's turn started is an operator's: it says whose the fact is, and reads all.
+    // A run without a turn is an operator's: it names the owner of the fact, and reads all.
     const own = { ...write, input_mapping: { content: 'Bob is late', actor_id: bob } }
     const direct = (await created('/orchestrations', { ...graph, nodes: [own, nodes[1]] })).id
     const started = (await app.key.post('/orchestration-runs', { orchestration_id: direct })).body

@@ -3,7 +3,7 @@ import { type SessionApp, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
-describe('rooms of several speakers', () => {
+describe('conversations of several speakers', () => {
   let app: SessionApp
   before(async () => {
     app = await startSessionApp({ actions: ['conversations:*', 'sessions:*', 'generations:*'] })
@@ -56,7 +56,7 @@ describe('rooms of several speakers', () => {
     assert.equal(own.at(-1).content, '[Critic]: I agree.')
   })
 
-  it('tell personas of one agent apart, and an agent from a persona of a chat', async () => {
+  it('distinguish personas of one agent, and an agent from a persona of a chat', async () => {
     const agent = await app.scripted([{ reply: { text: 'Hello.' } }], { name: 'Cast' })
     const [ann, bob] = [
       await made('/actors', { name: 'Ann', agent_id: agent.agentId }),

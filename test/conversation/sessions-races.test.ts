@@ -159,7 +159,7 @@ describe('sessions under concurrency', function () {
 
   it('a close that races the end of a turn leaves the reply and a completed turn, or neither', async () => {
     const outcomes = new Set<string>()
-    // The close follows the opening of the gate so many ms later, or comes before it: nearer and nearer to the end of
+    // The close follows the opening of the gate by a number of ms, or comes before it: nearer and nearer to the end of
     // the turn, which lies elsewhere on every machine.
     let lag = 0
     let step = 8

@@ -59,7 +59,7 @@ describe('turns of a conversation that is deleted', function () {
     await double.put(gate, { rules: [{ reply: { text: 'late', gate } }] } as never)
     const made = await worker()
     const id = await asked(await app.agent({ model: `${gate}/m` }))
-    await eventually(async () => ((await double.gate(gate))?.waiting ?? 0) > 0, { what: 'the model is asked' })
+    await eventually(async () => ((await double.gate(gate))?.waiting ?? 0) > 0, { what: 'the model is called' })
     await made.kill()
     const { status, conversation_id, session_id } = await turn(id)
     assert.equal(status, 'in_progress')
@@ -105,7 +105,7 @@ describe('turns of a conversation that is deleted', function () {
       reserve: true,
     }
     await ok(app.admin.post('/quotas', { project_id: app.projectId, ...quota }), 201)
-    // Of the first turns of an agent nobody knows what they will use, so that they follow each other.
+    // Of the first turns of an agent the usage is unpredictable, so that they follow each other.
     const next = () => app.key.post(`/agents/${agent_id}/generate?wait=false`, { prompt: 'hello' })
     assert.equal((await next()).status, 429)
     await forget()

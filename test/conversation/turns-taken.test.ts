@@ -22,7 +22,7 @@ describe('a turn that was taken by a worker that is lost before it starts', func
     startProcess('worker', app.databaseUrl, { ...FAST, FAULT_POINTS: 'turn_taken=kill' }, ['generation'])
   const steady = steadyWorkers()
   const worker = () => steady.start(app.databaseUrl, FAST, ['generation'])
-  /** What the model was asked, but for the instructions. */
+  /** The prompt of the model, but for the instructions. */
   const asked = async (requests: () => Promise<any[]>) =>
     (await requests()).map(({ body }) =>
       body.messages.filter(({ role }: any) => role !== 'system').map(({ content }: any) => content),

@@ -375,7 +375,7 @@ describe('numbers with more digits than a double keeps', () => {
     assert.ok(again.status < 300, again.text)
   })
 
-  it('are numbers to whoever compares them', () => {
+  it('are numbers in every comparison', () => {
     const [exact] = parseExactJson('[1.10]') as ExactNumber[]
     assert.ok(exact instanceof ExactNumber)
     assert.equal(exact.toNumber(), 1.1)

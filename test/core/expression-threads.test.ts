@@ -87,14 +87,14 @@ describe('expressions in threads', () => {
     })
   })
 
-  it('wait without the event loop when many are evaluated at once', async () => {
+  it('wait without the event loop when many are evaluated concurrently', async () => {
     const small = { map: [{ var: 'few' }, { '+': [{ var: '' }, 1] }] }
     const root = { few: range(900) }
     const turn = await longestTurn(() => Promise.all(range(100).map(() => inThreads(small, root))))
     assert.ok(turn < 50, `${turn} ms`)
   })
 
-  it('of one project do not delay those of others', async () => {
+  it('of one project do not delay expressions of others', async () => {
     const small = { map: [{ var: 'few' }, { '+': [{ var: '' }, 1] }] }
     const root = { few: range(900) }
     let ended = 0

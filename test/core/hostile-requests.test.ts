@@ -171,7 +171,7 @@ describe('pages of any origin', () => {
   })
 })
 
-describe('usernames that look alike', () => {
+describe('usernames that resemble each other', () => {
   let app: TestApp
   before(async () => {
     app = await startApp()

@@ -11,7 +11,7 @@ describe('responses stored for the Idempotency-Keys of a project', () => {
   })
   after(() => app.close())
 
-  it('are shared by its credentials: one that takes most of them does not make others fail', async () => {
+  it('are shared by its credentials: a credential that uses most of them does not make others fail', async () => {
     const project = await app.project()
     const small = app.as((await app.admin.post('/project-keys', { project_id: project.id })).body.secret)
     const create = (key: Client, name: string) => key.post('/actors', { name }, { 'idempotency-key': name })

@@ -24,7 +24,7 @@ const ACTIONS = [
   ...['memories', 'orchestrations', 'sessions', 'tasks', 'tools', 'triggers', 'workflows'],
 ].map(module => `${module}:*`)
 
-/** Operations with transactions of their own that make nothing which a repeat could make twice. */
+/** Operations with separate transactions that make nothing which a repeat could make twice. */
 const MAKE_NOTHING = [
   'checkAiProvider',
   'createChatCompletion',
@@ -56,7 +56,7 @@ type Kept = { key: string; status: number | null; body: any; made: any; lease: n
 
 type Case = { id: string; by: Client; path: string; body?: object; key: string }
 
-describe('POSTs with an Idempotency-Key whose web process is killed behind their commits', function () {
+describe('POSTs with an Idempotency-Key whose web process is killed after their commits', function () {
   this.timeout(120_000)
   let app: AgentApp
   let target: Target
@@ -223,7 +223,7 @@ describe('POSTs with an Idempotency-Key whose web process is killed behind their
     await target?.close()
   })
 
-  it('are all of those with transactions of their own', () => {
+  it('cover all operations with separate transactions', () => {
     const own = operations
       .all()
       .filter(

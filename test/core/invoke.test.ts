@@ -162,7 +162,7 @@ describe('invoke', () => {
     assert.equal((await call(undefined, limited, 'getActor', { params: { actor_id: actor.id } })).name, 'alone')
   })
 
-  it('is no place for operations with transactions of their own', async () => {
+  it('refuses operations with separate transactions', async () => {
     await assert.rejects(
       app.services.write(tx =>
         call(tx, admin, 'createDocument', { body: { project_id: project.id, content: 'text' } }),

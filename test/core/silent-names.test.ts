@@ -37,7 +37,7 @@ describe('names whose server is silent', function () {
     return made
   }
 
-  it("delay neither another project's deliveries nor the time of their own project's others", async () => {
+  it("delay neither another project's deliveries nor the limits of other deliveries of their project", async () => {
     const noisy = (await app.project()).id
     const quiet = (await app.project()).id
     const hook = async (project_id: string, host: string, event = 'secrets.created') => {
@@ -70,7 +70,7 @@ describe('names whose server is silent', function () {
     }
     const [quietAt, noisyAt] = ['good.quiet.test', 'good.noisy.test'].map(name => names.asked.indexOf(`A ${name}`))
     const begun = new Set(names.asked.slice(0, noisyAt)).size / 2
-    assert.ok(begun > PLACES && quietAt < noisyAt, `${begun} names were asked for before, ${quietAt} before ${noisyAt}`)
+    assert.ok(begun > PLACES && quietAt < noisyAt, `${begun} names were requested before, ${quietAt} before ${noisyAt}`)
     const failed = await ended(silent[0])
     assert.deepEqual([failed.status, failed.attempts], ['failed', 3])
     assert.match(failed.response_body, /^(dns: \d+\.silent\.test does not resolve: ETIMEOUT|timeout: )/)

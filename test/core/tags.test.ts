@@ -31,7 +31,7 @@ describe('tags', () => {
     })
   })
 
-  it('keeps costCenter and cost_center apart', async () => {
+  it('distinguishes costCenter and cost_center', async () => {
     const bag = { costCenter: '1', cost_center: '2' }
     assert.deepEqual((await app.admin.put(path, bag)).body, bag)
   })
@@ -74,7 +74,7 @@ describe('tags', () => {
     assert.equal((await app.admin.patch(path, { other: 'x', k0: null })).status, 200)
   })
 
-  it('emits the resource as it is after the change', async () => {
+  it('emits the resource after the change', async () => {
     await app.admin.patch(path, { mark: 'seen' })
     const told = await storedEvents(app.services.pool, { project: project.id, name: 'projects.updated' })
     assert.deepEqual(told.at(-1)?.data.tags, { mark: 'seen' })
@@ -87,7 +87,7 @@ describe('tags', () => {
     assert.deepEqual(Object.keys((await app.admin.get(path)).body).sort(), [...keys].sort())
   })
 
-  it('lets nobody tag a resource into or out of a policy', async () => {
+  it('lets no caller tag a resource into or out of a policy', async () => {
     await app.admin.put(path, { team: 'a' })
     const caller = await app.user(undefined, [
       {

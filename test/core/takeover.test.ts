@@ -51,7 +51,7 @@ describe('leases of lost workers', () => {
     await addWorker('elsewhere and alive', { host: 'elsewhere', pid: 1, started: '1', ageMs: -600_000 })
     const heartbeat = new Heartbeat(app.services, worker)
     await heartbeat.beat()
-    // The first heartbeat is like one behind an outage of the database: all of them were silent.
+    // The first heartbeat is like a heartbeat after an outage of the database: all of them were silent.
     assert.deepEqual(await gone(), ['here with a reused number'])
     await eventually(async () => {
       await heartbeat.beat()

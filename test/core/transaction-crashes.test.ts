@@ -60,7 +60,7 @@ describe('writes under cancels and lost connections', function () {
       for (const row of rows) assert.deepEqual({ ...row, id: '' }, { id: '', events: 1, entries: 1 }, row.id)
       const made = new Set(rows.map(row => row.id))
       for (const id of answered) assert.ok(made.has(id), `${id} was answered and is not there (${refused} refused)`)
-      // No connection kept a transaction: what comes next is committed by itself.
+      // No connection kept a transaction: the next statement is committed by itself.
       for (let n = 0; n < CALLERS * 2; n++) {
         const { body } = await project.key.post('/actors', { name: 'after' })
         const { rowCount } = await db.query('select from actors where id = $1', [body.id])

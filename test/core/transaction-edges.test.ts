@@ -13,7 +13,7 @@ describe('begin and commit of a transaction', () => {
 
   before(async () => {
     databaseUrl = await createDatabase()
-    // One connection: what a transaction leaves behind meets the next one.
+    // One connection: state left by a transaction meets the next one.
     pool = await openPool({ databaseUrl, connections: 1 })
     await pool.query(rawQuery('create table notes (n int primary key, unique (n) deferrable initially immediate)'))
     await pool.query(rawQuery('create table kept (n int unique deferrable initially deferred)'))

@@ -98,7 +98,7 @@ describe('a response that the client does not read', () => {
     ['a path without a route', () => `/${'x'.repeat(14_000)}`],
   ]
 
-  it('ends its connection, whoever wrote the response', async () => {
+  it('ends its connection, whichever code wrote the response', async () => {
     await Promise.all(
       large.map(async ([what, pathOf]) => {
         const path = pathOf()
@@ -118,7 +118,7 @@ describe('a response that the client does not read', () => {
     await Promise.all(idle.map(socket => pipeline(socket, `/api/v1/documents/${document}`, 60)))
     await eventually(async () => !(await Promise.all(idle.map(isOpen))).includes(true))
     const { most } = await resident(web.pid)
-    // 540 MB of responses; how much of what was sent is collected at once depends on the machine.
+    // 540 MB of responses; the part that is collected immediately depends on the machine.
     assert.ok(most - before < 270 * MIB, `${(most - before) / MIB} MiB`)
     for (const socket of idle) socket.destroy()
   })
@@ -146,7 +146,7 @@ describe('a response that the client does not read', () => {
     slow.destroy()
   })
 
-  it('has at most a hundred requests waiting behind it', async () => {
+  it('has at most a hundred requests waiting after it', async () => {
     const stream = await open()
     stream.write(head('/api/v1/activity/stream') + head('/api/v1/documents').repeat(100))
     await sleep(500)

@@ -17,7 +17,7 @@ function problem(schema: z.ZodType, value: unknown): string {
   return 'none'
 }
 
-describe('what is wrong with a value', () => {
+describe('problems of a value', () => {
   it('is listed up to a hundred times', () => {
     const unknown = Object.fromEntries(Array.from({ length: 5000 }, (_, n) => [`key ${n}`, n]))
     const wrong = Array.from({ length: 5000 }, () => 'no number')

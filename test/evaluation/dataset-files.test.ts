@@ -83,7 +83,7 @@ describe('files of dataset items', () => {
       assert.deepEqual(await itemsOf(copy), items)
     })
 
-  it('name what is wrong by line and field, and nothing is written', async () => {
+  it('name the errors by line and field, and nothing is written', async () => {
     const id = await app.dataset([])
     const paths = async (body: string, headers: Record<string, string>) => {
       const reply = await send(id, body, headers)

@@ -25,7 +25,7 @@ describe('datasets', () => {
     if (path !== undefined) assert.equal(reply.body.error.meta.problems[0].path, path)
   }
 
-  it('are named once in a project, changed by what is given, and deleted with their items', async () => {
+  it('are named once in a project, changed by given fields, and deleted with their items', async () => {
     const id = await dataset()
     const path = `/datasets/${id}`
     assert.match(id, /^dset_/)

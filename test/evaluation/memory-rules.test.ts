@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { type Client, eventually } from '../support/app.ts'
 import { EVAL_ACTIONS, type EvalApp, item, made, startEvalApp } from './support.ts'
 
-/** Turns of evaluations, and what they start, leave no facts of test data in memory. */
+/** Turns of evaluations, and the work they start, leave no facts of test data in memory. */
 describe('memory rules and evaluations', function () {
   this.timeout(120_000)
   let app: EvalApp

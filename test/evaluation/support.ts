@@ -20,7 +20,7 @@ export const EVAL_ACTIONS = [
 
 export type EvalApp = AgentApp & {
   lanes: ReturnType<typeof client>
-  /** An agent that answers what a prompt holds behind `say `, and otherwise `Yes`. */
+  /** An agent that answers the text of a prompt after `say `, and otherwise `Yes`. */
   echo(lane: string, rules?: object[], fields?: object): Promise<string>
   dataset(items: readonly object[]): Promise<string>
   eval(fields: object): Promise<any>
@@ -72,7 +72,7 @@ export const ended = (key: Client, run: { id: string; eval_id: string }): Promis
     { what: `end of ${run.id}` },
   )
 
-/** Number of items of a run that wait without a message, as those of a paused project do. */
+/** Number of items of a run that wait without a message, as in a paused project. */
 export const heldItems = (app: EvalApp, run: { id: string }): Promise<number> =>
   app.services.pool.oneFirst(countStatement`
     select count(*) as count from eval_results r where eval_run_id = ${run.id} and state = 'queued' and not exists (

@@ -160,7 +160,7 @@ describe('tools of agents', () => {
       assert.deepEqual(code(await create({ tool_bindings: bindings }, limited)), [403, 'FORBIDDEN'])
     const { id } = (await create({ tool_bindings: [{ tool_id: tool }] })).body
     const other_of_it = { tool_bindings: [{ tool_id: tool }, { tool: { name: 'y', type: 'client' } }] }
-    assert.equal((await limited.patch(`/agents/${id}`, other_of_it)).status, 200, 'what was bound stays bound')
+    assert.equal((await limited.patch(`/agents/${id}`, other_of_it)).status, 200, 'the binding stays')
     const trusted = await keyWith('agents:*', 'tools:CallTool', 'secrets:UseSecret')
     assert.equal((await create({ tool_bindings: [{ tool_id: tool }, { tool: inline }] }, trusted)).status, 201)
   })

@@ -59,7 +59,7 @@ describe('versions of agents', () => {
     return patch(agent.id, { instructions: 'three' })
   }
 
-  it('begin with the one that a create makes', async () => {
+  it('begin with the version that a create makes', async () => {
     const agent = await made({ output_schema: { type: 'object', required: ['b'], properties: { b: {}, a: {} } } })
     const { data, total } = await versions(agent.id)
     assert.equal(total, 1)
@@ -133,7 +133,7 @@ describe('versions of agents', () => {
     )
   })
 
-  it('let a change through only at the one that its caller expects', async () => {
+  it('allow a change only at the version that its caller expects', async () => {
     const { id } = await made()
     const together = await Promise.all(
       Array.from({ length: 8 }, (_, n) => key.patch(`/agents/${id}`, { name: `name ${n}`, expected_version: 1 })),
@@ -168,7 +168,7 @@ describe('versions of agents', () => {
     assert.equal(entry.detail.version, 6)
   })
 
-  it('are not made by restoring what is there', async () => {
+  it('are not created by restoring the current state', async () => {
     const agent = await three()
     await patch(agent.id, { instructions: 'one' })
     const before = ok(await key.get(`/agents/${agent.id}`))
@@ -209,7 +209,7 @@ describe('versions of agents', () => {
         ['temperature', null],
         ['single_session_per_actor', false],
       ],
-      'a route that it does not know is none',
+      'a route of another project is none',
     )
     const restored = ok(await key.post(`/agents/${agent.id}/versions/1/restore`))
     assert.deepEqual(
@@ -259,7 +259,7 @@ describe('versions of agents', () => {
     refused(await key.get(`/agents/${agent.id}/versions/compare?from=7`), 404, 'RESOURCE_NOT_FOUND')
   })
 
-  it('keep their model route, and are restored with it or, without one, only beside a default', async () => {
+  it('keep their model route, and are restored with it or, without one, only next to a default', async () => {
     const owner = await app.projectWith(ACTIONS)
     const provider = await newProvider(owner.key)
     const targets = [{ ai_provider_id: provider, model: 'm' }]
@@ -324,7 +324,7 @@ describe('versions of agents', () => {
     refusedAt(await key.get(`/agents/${agent.id}/versions?label=`), 'label')
   })
 
-  it('go with their agent', async () => {
+  it('versions are deleted with their agent', async () => {
     const agent = await three()
     assert.equal((await key.delete(`/agents/${agent.id}`)).status, 204)
     refused(await key.get(`/agents/${agent.id}/versions`), 404, 'RESOURCE_NOT_FOUND')
@@ -356,7 +356,7 @@ describe('versions of agents', () => {
     assert.equal((await compare.get(`/agents/${agent.id}/versions/compare`)).status, 200)
   })
 
-  it('of copies in a cloned project begin anew', async () => {
+  it('of copies in a cloned project begin at 1', async () => {
     const source = await app.projectWith(ACTIONS)
     const provider = await newProvider(source.key)
     const agent = ok(await source.key.post('/agents', { ai_provider_id: provider, name: 'a' }), 201)

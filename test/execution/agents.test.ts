@@ -209,7 +209,7 @@ describe('agents', () => {
     assert.deepEqual([restored.status, restored.body.error.code], [400, 'FILE_NOT_FOUND'])
   })
 
-  it('refuse fields they do not know', async () => {
+  it('refuse unknown fields', async () => {
     for (const name of [
       'reasoning',
       'tool_ids',
@@ -271,7 +271,7 @@ describe('agents', () => {
     try {
       refusedAt(await create({ trace_content_mode: 'full' }), 'trace_content_mode')
       refusedAt(await key.patch(`/agents/${id}`, { trace_content_mode: 'full' }), 'trace_content_mode')
-      // What was stored before stays, and means no more than the project's.
+      // An earlier value stays, and means no more than the project's.
       assert.equal((await key.patch(`/agents/${stored.id}`, { name: 'other' })).body.trace_content_mode, 'full')
       assert.equal((await key.patch(`/agents/${id}`, { trace_content_mode: null })).body.trace_content_mode, null)
     } finally {
@@ -351,7 +351,7 @@ describe('agents', () => {
     assert.equal((await key.delete(`/agents/${id}`)).status, 404)
   })
 
-  it('leave their actors behind without an agent', async () => {
+  it('remain as actors without an agent when the agent is deleted', async () => {
     const { id } = await made()
     const actor = (await key.post('/actors', { name: 'Ada', agent_id: id })).body
     assert.equal(actor.agent_id, id)

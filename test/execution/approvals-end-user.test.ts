@@ -62,7 +62,7 @@ describe('approvals by end users', function () {
   }
   const actor = () => ({ actor: { external_id: `crm-${Math.random()}`, name: 'Ann' } })
 
-  it('an approver end_user beside forbid_self_approval is refused, and unknown approvers', async () => {
+  it('an approver end_user together with forbid_self_approval is refused, and unknown approvers', async () => {
     const both = { class: 'C', approver: 'end_user', forbid_self_approval: true }
     const refused = await guardrail(both)
     assert.deepEqual(code(refused), [400, 'VALIDATION_FAILED'])

@@ -43,7 +43,7 @@ describe('guardrails and approvals in turns', () => {
         const { execution } = await item(id)
         return execution?.generation_id && execution
       },
-      { what: 'what follows from the approval' },
+      { what: 'the turn after the approval' },
     )
   const ended = (id: string) =>
     eventually(
@@ -70,7 +70,7 @@ describe('guardrails and approvals in turns', () => {
     target.answer = json({ ok: true })
   })
 
-  it('stop calls by their arguments, each by itself, and tell the model', async () => {
+  it('stop calls by their arguments, each separately, and report it to the model', async () => {
     const byAmount = {
       if: [{ '<': [{ var: 'args.amount' }, 10] }, 'A', { '<': [{ var: 'args.amount' }, 20] }, 'B', 'D'],
     }
@@ -112,7 +112,7 @@ describe('guardrails and approvals in turns', () => {
     assert.equal((await results(body.id))[0].status, 'blocked')
   })
 
-  it('judge arguments with presets, without what is written for people, and by the context of the request', async () => {
+  it('evaluate arguments with presets, without texts written for people, and by the context of the request', async () => {
     const document = { class: 'B', guard: { '==': [{ var: 'context.tenant' }, 'acme'] }, escalate: true }
     const agent = await ruled(document, [inline('send', { preset_parameters: { from: 'us' } })])
     const args = {
@@ -137,7 +137,7 @@ describe('guardrails and approvals in turns', () => {
     assert.deepEqual([filed.generation_id, filed.agent_id, filed.status], [held.id, agent, 'pending'])
   })
 
-  it('ask once for the same call, and carry on with what came of it', async () => {
+  it('request an approval once for equal calls, and carry on with its outcome', async () => {
     const agent = await ruled({ class: 'C' }, [inline('refund')])
     const prompt = script(call('refund', { amount: 500 }), text('waiting'))
     const [first, second] = [await generate(agent, prompt), await generate(agent, prompt)]
@@ -164,7 +164,7 @@ describe('guardrails and approvals in turns', () => {
     assert.match((await asked()).messages.at(-1).content, /approved[\s\S]*"refunded":450/)
   })
 
-  it('carry on in the session that asked, without holding it up', async () => {
+  it('carry on in the session of the request, without holding it up', async () => {
     const agent = await ruled({ class: 'C' }, [inline('book')])
     const session = (await app.key.post('/sessions', { agent_id: agent })).body
     await app.key.post(`/sessions/${session.id}/messages`, { message: script(call('book'), text('I asked')).prompt })
@@ -181,7 +181,7 @@ describe('guardrails and approvals in turns', () => {
     assert.equal(target.requests.length, 0)
   })
 
-  it('hand an approved call of a client to it, just as it was approved', async () => {
+  it('hand an approved call of a client to it, exactly with the approved arguments', async () => {
     const agent = await ruled({ class: 'C' }, [{ tool: { name: 'sign', type: 'client' } }])
     const body = await generate(agent, script(call('sign', { page: 1 }), text('waiting')))
     assert.equal(body.status, 'completed')

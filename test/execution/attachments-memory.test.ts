@@ -46,7 +46,7 @@ describe('the memory of a worker whose turns have files', function () {
         const file = { filename: `${bytes.length}.png`, content_type: 'image/png', content: bytes.toString('base64') }
         return (await app.key.post('/files/upload/base64', file)).body.id as string
       }
-      // What a turn needs beside its files is loaded before anything is measured.
+      // Data that a turn needs in addition to its files is loaded before anything is measured.
       assert.equal(
         (await ended(await generate([{ type: 'file', file_id: await upload(Buffer.alloc(10)) }]))).status,
         'completed',
@@ -59,7 +59,7 @@ describe('the memory of a worker whose turns have files', function () {
         assert.equal(turn.status, 'completed', JSON.stringify(turn.error))
       }
       const grown = (await resident(worker.pid)).most - before.now
-      // What is not collected yet counts; all sixteen at once would take twice as much.
+      // Garbage counts; all sixteen together would take twice as much.
       assert.ok(grown < memory + 256 * MIB, `${Math.round(grown / MIB)} MiB`)
     } finally {
       await worker.kill()

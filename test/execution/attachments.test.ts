@@ -79,7 +79,7 @@ describe('files in messages', () => {
     const requests = await double.requests('steps')
     assert.equal(requests.length, 2)
     for (const request of requests) assert.equal(request.body.messages[0].content[0].type, 'image_url')
-    // One read when the request is checked, one when the model is first asked.
+    // One read when the request is checked, one when the model is first called.
     const reads = app.statements.slice(from).filter(statement => /from files t\s+where t.id = any/.test(statement))
     assert.equal(reads.length, 2)
   })
@@ -145,7 +145,7 @@ describe('files in messages', () => {
     assert.equal((await ask(mine)).status, 200)
     const refused = await ask(other)
     assert.deepEqual([refused.status, refused.body.error.code], [403, 'FORBIDDEN'])
-    // Nor does a turn that somebody else was allowed help to them.
+    // Nor does a turn of another caller help to them.
     const agent = await lane('refused', [{ reply: { error: { status: 400 } } }])
     const retried = async (id: string) => {
       const { generation_id } = (await generate([file(id)], agent)).body.error.meta

@@ -59,7 +59,7 @@ export async function madeDecider(key: Client, fields: Record<string, unknown>):
 }
 let counter = 0
 
-/** Asks a decider and waits for the end. */
+/** Requests a decision and waits for the end. */
 export async function decided(key: Client, deciderId: string, input: unknown, more: object = {}): Promise<any> {
   const reply = await key.post(`/deciders/${deciderId}/decisions`, { input, wait: true, ...more })
   assert.equal(reply.status, 201, JSON.stringify(reply.body))

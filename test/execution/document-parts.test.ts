@@ -46,7 +46,7 @@ describe('documents in messages', () => {
         ['assistant', 'We ship on Friday.'],
       ],
     )
-    // What is kept of the turn is what the model was given.
+    // The stored turn has the input of the model.
     const { input } = (await app.key.get(`/generations/${body.id}/transcript`)).body
     assert.deepEqual(input[0].content, first[0].content)
   })
@@ -172,7 +172,7 @@ describe('documents in messages', () => {
           ['assistant', 'shipped'],
         ],
       )
-      // The turn keeps what was answered, and its use names it.
+      // The turn keeps the answer, and its use names it.
       const { input } = (await app.key.get(`/generations/${body.id}/transcript`)).body
       assert.deepEqual(input[0].content, request.body.messages[0].content)
       const uses = async () =>

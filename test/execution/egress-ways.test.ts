@@ -8,7 +8,7 @@ describe('no way out leads to an address that is not public:', function () {
   let app: TestApp
   let key: Awaited<ReturnType<TestApp['project']>>['key']
   let projectId: string
-  /** The one that the deployment allows. */
+  /** The address that the deployment allows. */
   let target: Target
   /** What listens on every IPv4 address of this machine. */
   let stranger: Target
@@ -118,7 +118,7 @@ describe('no way out leads to an address that is not public:', function () {
       const { status, body } = await key.post('/tools', { name: 'x', execute: { url } })
       assert.deepEqual([status, 'warnings' in body], [201, false], url)
     }
-    // The contract refuses only what is no URL of the web.
+    // The contract refuses only an address that is no URL of the web.
     for (const url of ['ftp://example.com/', '/hook', 'http://user:password@example.com/'])
       refused(await key.post('/webhooks', { name: 'x', url, events: ['*'] }), 400, 'VALIDATION_FAILED')
     assert.equal(stranger.connections, 0)

@@ -541,7 +541,7 @@ describe('generations', () => {
         a: 1,
         b: null,
       })
-      // The record of one read says more than that of a change.
+      // The record of one read says more than the record of a change.
       const { memory_entries: _, ...before } = (await app.key.get(`/generations/${body.id}`)).body
       assert.deepEqual((await app.key.patch(`/generations/${body.id}`, {})).body, before)
       assert.equal(

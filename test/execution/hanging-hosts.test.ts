@@ -9,7 +9,7 @@ import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 
-/** A vendor that accepts connections and reads requests, but answers only once it is told to. */
+/** A vendor that accepts connections and reads requests, but answers only on a signal. */
 class SilentVendor {
   readonly #server: Server
   readonly #sockets = new Set<Socket>()
@@ -116,9 +116,9 @@ describe('a vendor that does not answer', function () {
       await eventually(async () => (await status(id)) === 'completed', { every: 50, what: `healthy turn ${n}` })
       healthy.push(Date.now() - began)
     }
-    // Without room for others, the first of them would end after 330 s.
+    // Without capacity for others, the first of them would end after 330 s.
     assert.ok(Math.max(...healthy) < 15_000, `${healthy}`)
-    // The calls that were under way before it was known to hang, and no more.
+    // The calls that were active before its hanging was detected, and no more.
     assert.ok(vendor.asked <= 10, `${vendor.asked} calls`)
     const states = await Promise.all(hung.map(status))
     assert.ok(

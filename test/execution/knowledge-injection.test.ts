@@ -43,7 +43,7 @@ describe('knowledge of an agent', function () {
     assert.equal(reply.status, 201, JSON.stringify(reply.body))
     return reply.body.id
   }
-  /** An agent that knows something, with a lane of the model of its own. */
+  /** An agent with knowledge and a separate lane of the model. */
   const knowing = async (knowledge_config: object | null, fields: object = {}, rules: object[] = []) => {
     const lane = `knows-${++lanes}`
     await double.put(lane, { rules: rules as never })
@@ -331,7 +331,7 @@ describe('knowledge of an agent', function () {
       const path = `/agents/${id}/generate?wait=true`
       for (const knowledge_config of [{ memory_store_ids: [secret] }, { document_paths: ['/'] }, { tags: { a: 'b' } }])
         refused(await caller.post(path, { prompt: 'x', knowledge_config }), 403, 'FORBIDDEN')
-      // What the agent knows is the agent's, whoever asks it.
+      // Knowledge of the agent is read as the agent, for every caller.
       const reply = await caller.post(path, { prompt: 'Where do curlews nest?', knowledge_config: { limit: 2 } })
       assert.equal(reply.status, 200, JSON.stringify(reply.body))
       assert.equal((await caller.get(`/generations/${reply.body.id}/transcript`)).body.knowledge.results.length, 1)

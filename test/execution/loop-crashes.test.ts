@@ -16,7 +16,7 @@ const FAST = {
 }
 
 const counted = sql.type(z.object({ count: z.int() }))
-/** Entries of the journals of steps under way. */
+/** Entries of the journals of active steps. */
 const entries = (settled: boolean) =>
   counted`select count(*)::int as count from generation_journal where position > 0 and (not ${settled} or body is not null)`
 
@@ -130,7 +130,7 @@ describe('workers killed in turns with tools', function () {
     const first = await worker()
     const calls = { tool_calls: ['fast', 'act', 'again'].map(name => ({ name, args: {} })) }
     const { body } = await app.key.post(`/agents/${agent}/generate`, script(calls, { text: 'done' }))
-    await eventually(() => held === 2, { what: 'two calls under way' })
+    await eventually(() => held === 2, { what: 'two active calls' })
     await eventually(async () => (await app.services.pool.oneFirst(entries(true))) === 1, {
       what: 'the outcome of the first',
     })

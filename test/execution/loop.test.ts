@@ -36,7 +36,7 @@ describe('turns with tools', () => {
     return reply.body
   }
   const transcript = async (id: string) => (await app.admin.get(`/generations/${id}/transcript`)).body
-  /** What the model was asked, oldest first. */
+  /** The prompts of the model, oldest first. */
   const requests = async (): Promise<any[]> => {
     const answer = await fetch(`${app.double.url}/control/requests?kind=chat`)
     return ((await answer.json()) as any).data.map(({ body }: any) => body)
@@ -269,7 +269,7 @@ describe('turns with tools', () => {
     assert.deepEqual([code(lacking), lacking.body.error.meta.key], [[400, 'MISSING_TOOL_CONTEXT_KEY'], 'tenant'])
   })
 
-  it('continue without unavailable tools, and tell the model', async () => {
+  it('continue without unavailable tools, and report it to the model', async () => {
     const gone = await tool('gone')
     const agent = await agentWith([
       { tool_id: gone },
@@ -570,7 +570,7 @@ describe('turns with tools', () => {
 
     it('nest agents, as deep as they may, in one tree', async () => {
       const agent = await app.agent({ tool_bindings: [platform(['create-agent-generation'])] })
-      // A model that calls its own agent with what it was asked itself.
+      // A model that calls its own agent with its prompt.
       const nested = call('api_create-agent-generation', { agent_id: agent, prompt: 'again' })
       const rules = [
         { when: { last_role: 'user' }, reply: nested },

@@ -90,7 +90,7 @@ describe('tools of MCP servers as their makers wrote them', () => {
     assert.deepEqual(called.map(({ name }) => name).sort(), ['a b', 'a.b', 'a_b'])
   })
 
-  it('tell the model the structured content of their errors', async () => {
+  it('report to the model the structured content of their errors', async () => {
     failure = {
       isError: true,
       content: [{ type: 'text', text: 'No seats' }],

@@ -39,7 +39,7 @@ describe('metrics of work', function () {
     })
 
     const worker = () => scrape(process.url)
-    /** Waits until the worker shows a number: it counts behind the commit that answers the caller. */
+    /** Waits until the worker shows a number: it counts after the commit that answers the caller. */
     const shows = (name: string, labels: Record<string, string>, expected: number) =>
       eventually(async () => (await worker()).value(name, labels) === expected, {
         what: `${name} ${JSON.stringify(labels)} ${expected}`,
@@ -50,7 +50,7 @@ describe('metrics of work', function () {
     const waitingAt = (gate: string) =>
       eventually(async () => ((await double.gate(gate))?.waiting ?? 0) > 0, { what: `waiting at ${gate}` })
 
-    it('count tokens by kind, and what they cost', async () => {
+    it('count tokens by kind, and their cost', async () => {
       const price = { model: 'paid/m', unit: 'token', effective_from: '2020-01-01T00:00:00.000Z' }
       const priced = await app.admin.put(`/ai-providers/${app.providerId}/prices`, {
         prices: [
@@ -88,7 +88,7 @@ describe('metrics of work', function () {
       assert.ok(first > 0 && first <= (shown.value('muster_model_call_duration_seconds_sum', labels) as number))
     })
 
-    it('count attempts by outcome; what never answered has no label of its own', async () => {
+    it('count attempts by outcome; an attempt without an answer has no separate label', async () => {
       await double.put('broken', { rules: [{ reply: { error: { status: 500 } } }] })
       assert.equal((await generate('broken/m')).error.code, 'AI_PROVIDER_ERROR')
       const other = { provider: 'custom', model: 'other' }
@@ -126,7 +126,7 @@ describe('metrics of work', function () {
       )
       const shown = await worker()
       const answered = shown.text.matchAll(/^muster_model_calls_total\{.*model="([^"]+)",outcome="answered"\}/gm)
-      // Ten of the project, and what goes by none.
+      // Ten of the project, and work of no project.
       assert.equal([...answered].length, 11)
     })
 
@@ -161,10 +161,10 @@ describe('metrics of work', function () {
     })
 
     const age = (shown: Scrape, concern: string) => shown.value('muster_work_oldest_seconds', { concern })
-    /** Leaves rows alone: what waits is to be seen without a message. */
+    /** Leaves rows without a message: waiting work is to be seen without a message. */
     const dropMessages = () => app.services.pool.query(rawQuery('delete from pgboss.job_common'))
 
-    it('tell by concern how long, from rows as well', async () => {
+    it('report the waiting time by concern, from rows as well', async () => {
       await dropMessages()
       const idle = await scrape(app.url)
       for (const concern of [

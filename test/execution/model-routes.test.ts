@@ -162,7 +162,7 @@ describe('model routes', () => {
     refusedAt(await create({ name: undefined }), 'name')
   })
 
-  it('have a name of their own in the project', async () => {
+  it('have a unique name in the project', async () => {
     const [first, second] = [await made({ name: 'taken' }), await made()]
     refused(await create({ name: 'taken' }), 409, 'NAME_CONFLICT')
     refused(await key.patch(`/model-routes/${second.id}`, { name: 'taken' }), 409, 'NAME_CONFLICT')
@@ -251,7 +251,7 @@ describe('model routes', () => {
     assert.equal((await owner.delete(`/model-routes/${route}`)).status, 204)
   })
 
-  it('go with their project', async () => {
+  it('are deleted with their project', async () => {
     const { id, key: owner, route } = await other()
     await setDefault(id, route)
     await owner.post('/agents', { model_route_id: route })
@@ -263,7 +263,7 @@ describe('model routes', () => {
   })
 
   describe('of agents', () => {
-    it('stand in place of a provider', async () => {
+    it('replace a provider', async () => {
       const { key: owner, provider, route } = await other()
       const routed = await owner.post('/agents', { model_route_id: route })
       assert.deepEqual([routed.status, routed.body.ai_provider_id, routed.body.model_route_id], [201, null, route])
@@ -326,7 +326,7 @@ describe('model routes', () => {
       assert.equal((await setDefault(id, null)).status, 200)
     })
 
-    it('are routes of the project, set by whoever may change it', async () => {
+    it('are routes of the project, set by callers who may change it', async () => {
       const { id, route } = await other()
       const { route: foreign } = await other()
       const action = ['projects:UpdateProject', 'projects:GetProject']

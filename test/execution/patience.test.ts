@@ -58,7 +58,7 @@ describe('patience with a vendor', function () {
   })
 
   describe('within one call', () => {
-    it('asks for a stream with its usage, and waits as long as any bytes arrive', async () => {
+    it('requests a stream with its usage, and waits as long as any bytes arrive', async () => {
       vendor.script(async ({ response }) => {
         // Before the first byte for longer than the idle limit.
         await sleep(1500)
@@ -255,7 +255,7 @@ describe('patience with a vendor', function () {
       )
       const id = await say('first')
       await eventually(() => vendor.calls.length === 1)
-      // Handed back, so that the cancellation needs no worker.
+      // Requeued, so that the cancellation needs no worker.
       const cancelled = await eventually(async () => {
         await app.key.post(`/generations/${id}/cancel`, {})
         const found = await turn(id)
@@ -274,7 +274,7 @@ describe('patience with a vendor', function () {
     assert.ok(Date.now() - began < 8000)
   })
 
-  it('of a mount is that of its client', async () => {
+  it('of a mount follows its client', async () => {
     vendor.script(({ response }) => refuse(response, 429, BUSY, { 'retry-after': '7' }))
     const reply = await fetch(`${app.url}/openai/v1/chat/completions`, {
       method: 'POST',

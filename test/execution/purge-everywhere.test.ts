@@ -61,7 +61,7 @@ describe('a purge', function () {
     directory = await mkdtemp(path.join(tmpdir(), 'muster-purge-'))
     target = await startTarget()
     target.answer = json({ found: MARK })
-    // A receiver that repeats what it got.
+    // A receiver that repeats the request.
     receiver = await startReceiver((request, response) => response.end(request.body.slice(0, 4000)))
   })
   after(async () => {

@@ -84,7 +84,7 @@ describe('quotas of tokens and money that are spent', () => {
       [1, 2, 3].map(n => tokenUse({ cost: null, generation_id: `gen_${n}` })),
     )
     await refused(check(), 'QUOTA_UNENFORCEABLE')
-    // Embeddings have a price of their own.
+    // Embeddings have a separate price.
     await passes(embed('a text'))
   })
 
@@ -117,7 +117,7 @@ describe('quotas of tokens and money that are spent', () => {
       assert.equal(embeddings.calls.length, calls)
       assert.equal(await total('/documents?limit=1'), before)
       assert.equal((await app.key.get(`/documents/${known.id}`)).body.version, 1)
-      // What calls no provider goes on.
+      // Work without a provider continues.
       await passes(search('asked before'))
       await passes(app.key.patch(`/documents/${known.id}`, { title: 'A title' }))
       await passes(fact('Ada likes tea'))

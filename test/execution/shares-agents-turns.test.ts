@@ -5,7 +5,7 @@ import { guardrail } from './guardrail-support.ts'
 import { accepted, shared } from './share-support.ts'
 import { made, refused, secretOf, startTarget, type Target } from './tool-target.ts'
 
-/** A prompt that makes the model call a tool, and say what came of it. */
+/** A prompt that makes the model call a tool, and state its result. */
 const calling = (name: string, args: object = {}) => ({
   prompt: `@double ${JSON.stringify([{ tool_calls: [{ name, args }] }, { text: `{{tool.${name}}}` }])}`,
 })
@@ -56,7 +56,7 @@ describe('turns of shared agents', () => {
     return reply.body
   }
 
-  it('that wait for their client go on by who asked for them, not by who made the agent', async () => {
+  it("that wait for their client continue with the permissions of their caller, not of the agent's author", async () => {
     const other = await app.projectWith(RUNNING)
     const second = await shared(app.key, `srn:${app.projectId}:agent:${agent}`, { grantee: other.id })
     await accepted(other.key, second.id)
@@ -110,7 +110,7 @@ describe('turns of shared agents', () => {
       )
       await look(`/generations/${id}`)
       if (transcript.status === 'failed') continue
-      // Steps go into the file of their trace behind the turn.
+      // Steps go into the file of their trace after the turn.
       const { file_id } = await eventually(async () => {
         const trace = await look(`/traces/${trace_id}`)
         return trace.file_id && trace
@@ -159,7 +159,7 @@ describe('turns of shared agents', () => {
       }
     })
 
-    it('do not act on the platform with the rights of who asked', async () => {
+    it('do not act on the platform with the permissions of their caller', async () => {
       const { status, error } = await executed(await proposed('act_create-secret', { name: 'theirs', value: 'x' }))
       assert.deepEqual([status, error.code], ['failed', 'TOOL_CALL_NOT_SUPPORTED'])
       assert.equal((await grantee.key.get('/secrets')).body.total, 0)

@@ -44,7 +44,7 @@ describe('caps of shares', () => {
   const usageOf = async (share: { id: string }, query = '') =>
     (await publisher.key.get(`/shares/${share.id}/usage${query}`)).body.data
 
-  it('are exact whoever calls where at the same time; what is refused reaches nothing', async () => {
+  it('are exact under concurrent callers anywhere; refused calls reach nothing', async () => {
     const { id, share } = await usable({ cap: { calls: CAP, window: 'calendar_month' } })
     const before = target.requests.length
     const replies = await Promise.all(
@@ -60,7 +60,7 @@ describe('caps of shares', () => {
     assert.equal((await call(publisher.key, id)).status, 200)
   })
 
-  it('tell when the next window begins', async () => {
+  it('state when the next window begins', async () => {
     const { id, share } = await usable({ cap: { calls: 1, window: 'rolling_24h' } })
     assert.equal((await call(grantee.key, id)).status, 200)
     const reply = await call(grantee.key, id)

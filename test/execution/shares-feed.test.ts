@@ -3,7 +3,7 @@ import { eventually, startApp, type TestApp, type TestProject } from '../support
 import { accepted, PUBLISHING, shared, USING } from './share-support.ts'
 import { call, made, startTarget, type Target } from './tool-target.ts'
 
-describe('what projects are told of shares that they use', () => {
+describe('notifications of projects about shares that they use', () => {
   let app: TestApp
   let target: Target
   let publisher: TestProject
@@ -23,7 +23,7 @@ describe('what projects are told of shares that they use', () => {
   })
   beforeEach(() => forget())
 
-  /** What the grantee was told since, oldest first. */
+  /** The notifications of the grantee since, oldest first. */
   const told = async (): Promise<any[]> => {
     const { body } = await app.admin.get(`/activity?project_id=${grantee.id}&limit=100`)
     return body.data.filter(({ id }: { id: string }) => !seen.has(id)).reverse()

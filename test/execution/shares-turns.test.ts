@@ -8,7 +8,7 @@ import { json, made, startTarget, type Target } from './tool-target.ts'
 const call = (name: string) => ({ tool_calls: [{ name, args: {} }] })
 const script = (...replies: object[]) => ({ prompt: `@double ${JSON.stringify([...replies, { text: 'done' }])}` })
 
-describe('what is shared, in turns', () => {
+describe('shared tools and agents, in turns', () => {
   let app: AgentApp
   let target: Target
   let other: TestProject
@@ -62,7 +62,7 @@ describe('what is shared, in turns', () => {
     assert.deepEqual([detail.tool_id, detail.reason], [id, 'share not active'])
   })
 
-  it('agents of others call their own tools in the name of who asks, under the rules of who asks', async () => {
+  it("agents of others call their tools as the caller, under the rules of the caller's project", async () => {
     const { id } = await tool(app.key, 'fetch')
     const forbids = await guardrail(app.key, { class: 'D' })
     const agent = await app.agent({ tool_bindings: [{ tool_id: id }], guardrail_ids: [forbids.id] })

@@ -20,7 +20,7 @@ export type Target = {
   requests: TargetRequest[]
   /** The request that came last. */
   last(): TargetRequest
-  /** What requests get from now on; `{"ok":true}` until told. */
+  /** The answer to requests from now on; `{"ok":true}` by default. */
   answer: Answer
   connections: number
   close(): Promise<void>
@@ -32,7 +32,7 @@ export const json =
   (_request, response) =>
     response.writeHead(status, { 'content-type': 'application/json' }).end(JSON.stringify(value))
 
-/** What tools call: a server on 127.0.0.1, or another address, that keeps what it got. */
+/** The target of tools: a server on 127.0.0.1, or another address, that keeps the requests. */
 export async function startTarget(address = '127.0.0.1'): Promise<Target> {
   const server = createServer((request, response) => {
     const chunks: Buffer[] = []

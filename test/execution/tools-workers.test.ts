@@ -82,7 +82,7 @@ describe('tools in workers', () => {
     }
   })
 
-  it('carry out operations as who asked for the work', async () => {
+  it('carry out operations with the permissions of the caller who requested the work', async () => {
     const tool = await made(key, {
       type: 'platform',
       actions: ['list-actors', 'list-agents'],

@@ -240,7 +240,7 @@ describe('steps files of traces', function () {
     assert.equal((await t.transcript(generation_id)).steps.length, 1)
     await t.open('slow')
     await t.written(trace_id)
-    // The slow one was asked first.
+    // The slow one was called first.
     assert.deepEqual(
       (await t.steps(file_id)).map(step => step.generation_id),
       [generation_id, generation_id, quick.id],
@@ -290,7 +290,7 @@ describe('steps files of traces', function () {
               `select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()`,
             )
           ).length > 0,
-        { what: 'somebody who waits for the turn' },
+        { what: 'a caller that waits for the turn' },
       )
       await settling.query('commit')
       await t.written(first.trace_id)
@@ -379,7 +379,7 @@ describe('steps files of traces', function () {
         const { scans, lookups } = await counted(tx)
         // The session may still have counts of earlier transactions.
         assert.deepEqual([scans - before.scans, lookups > before.lookups], [0, true])
-        throw new Error('as it was')
+        throw new Error('unchanged')
       }),
       /as it was/,
     )

@@ -177,7 +177,7 @@ describe('turns of runs', () => {
     assert.equal(await status(first.id), 'called')
     const orchestration = { run_id: first.run_id, node_id: 'next', attempt: 1 }
     assert.equal(await status((await turn(held, prompt, { orchestration })).id), 'called')
-    // By now there are two calls; in another run, and outside of runs, there is none.
+    // Now there are two calls; in another run, and outside of runs, there is none.
     assert.equal(await status((await turn(held, prompt, { orchestration })).id), 'tripwire')
     assert.equal(await status((await turn(held, prompt)).id), 'tripwire')
     assert.equal(await status((await turn(held, prompt, { orchestration: null })).id), 'tripwire')
@@ -246,7 +246,7 @@ describe('turns of runs', () => {
     assert.equal((await app.key.post(path, { tool_outputs: [{ tool_call_id: 'other', output: 1 }] })).status, 400)
     assert.equal((await app.key.post(path, { tool_outputs: [{ tool_call_id, output: 1 }] })).status, 200)
     assert.deepEqual(toldOf(id), ['paused requires_action', 'resumed in_progress', 'settled completed'])
-    // One that is called off while it waits.
+    // A call that is cancelled while it waits.
     const other = await turn(agent, script(call('pick'), { text: 'done' }))
     await ended(other.id)
     await app.key.post(`/generations/${other.id}/cancel`)

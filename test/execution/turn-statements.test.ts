@@ -10,7 +10,7 @@ import { type AgentApp, startAgentApp } from './fixtures.ts'
 
 /** Until the steps of a turn have gone into the file of its trace. */
 const TRACE_WRITTEN_MS = 500
-/** The look at all queues once a second, which rounds of a second would all have. */
+/** The poll of all queues once a second, which rounds of a second would all have. */
 const QUEUE_POLL = /^\s*with queue as materialized/
 
 describe('statements', function () {

@@ -68,7 +68,7 @@ describe('usage of tools', () => {
     quantity,
   })
 
-  it('is one event of each call, whether it fails or not, and none of one that was refused', async () => {
+  it('is one event of each call, whether it fails or not, and none of a refused call', async () => {
     const { id, name } = await tool({ parameters: { type: 'object', properties: { n: { type: 'integer' } } } })
     assert.equal((await app.key.post(`/tools/${id}/call`, { input: { n: 1 } })).status, 200)
     target.answer = json({}, 500)
@@ -110,7 +110,7 @@ describe('usage of tools', () => {
       [late?.cost_usd, late?.components.length, late?.components[0].quantity, late?.tool_id],
       [20, 1, 80, id],
     )
-    // What is stored meanwhile is sealed.
+    // Data stored meanwhile is sealed.
     const messages = await app.services.pool.oneFirst(
       sql.unsafe`select json_agg(data)::text from pgboss.job_common where name = 'usage.price_quantities'`,
     )
@@ -154,7 +154,7 @@ describe('usage of tools', () => {
       )
   })
 
-  it('of a call that is repeated behind a crash is written once', async () => {
+  it('of a call that is repeated after a crash is written once', async () => {
     const own = await startAgentApp({ workers: [], env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
     const env = { EGRESS_ALLOW_HOSTS: '127.0.0.1', GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1' }
     const doomed = { ...env, FAULT_POINTS: 'after_tool=kill' }
@@ -249,7 +249,7 @@ describe('usage of tools', () => {
     assert.deepEqual([event.source, event.meter_type], ['decider', 'llm_tokens'])
   })
 
-  it('has what prices of the tool add, and 0 of what is no quantity', async () => {
+  it('includes the prices of the tool, and 0 of values that are no quantity', async () => {
     const { id } = await tool({ output_mapping: { hidden: true } })
     const [price] = await put([perPage(id)])
     target.answer = json({ pages: 3 })

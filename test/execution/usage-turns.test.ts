@@ -296,7 +296,7 @@ describe('usage of turns whose workers are killed', function () {
       }
       worker = await startProcess('worker', app.databaseUrl, FAST, ['generation'])
       await eventually(async () => (await completed()) === TURNS, { within: TURNS * 450 })
-      // Beside them there are requests of the key, on a slow machine.
+      // In addition there are requests of the key, on a slow machine.
       const made = (await usageOf(app, app.projectId)).filter(({ meter_type }) => meter_type === 'llm_tokens')
       assert.equal(made.length, TURNS)
       assert.equal(new Set(made.map(({ generation_id }) => generation_id)).size, TURNS)

@@ -95,7 +95,7 @@ describe('model calls', () => {
 
   /** Text, streamed text and a tool call of one provider, which every vendor must give in the same shape. */
   const answersAsOthers = async (id: string, text: string, usage: object, streams = true) => {
-    // The package of anthropic notes that it does not know the model.
+    // The package of anthropic notes that it has no entry for the model.
     const { notes: _, served_model: __, ...whole } = await call(id)
     assert.deepEqual(whole, {
       text,
@@ -122,7 +122,7 @@ describe('model calls', () => {
   }
 
   describe('of each vendor', () => {
-    it('speaks the chat API of openai below a base_url, and its responses API when asked', async () => {
+    it('speaks the chat API of openai below a base_url, and its responses API when configured', async () => {
       const secret_id = await secret('sk-openai-key')
       const base_url = `${vendors.url}/openai/v1/`
       const chat = await provider({
@@ -510,7 +510,7 @@ describe('model calls', () => {
       assert.equal(await calls(model), 3)
     })
 
-    it('are given up after PROVIDER_MAX_RETRIES, naming status and text', async () => {
+    it('are abandoned after PROVIDER_MAX_RETRIES, naming status and text', async () => {
       const { id, model } = await custom(replies({ error: { status: 500, message: 'out of order' } }))
       await assert.rejects(call(id, { model }), (error: any) => {
         assert.equal(error.code, 'AI_PROVIDER_ERROR')
@@ -611,7 +611,7 @@ describe('model calls', () => {
       })
     })
 
-    it('end at once when the caller aborts, with the reason of the abort', async () => {
+    it('end immediately when the caller aborts, with the reason of the abort', async () => {
       const { id, model } = await custom(replies({ delay_ms: 5000 }))
       const controller = new AbortController()
       const reason = new Error('superseded')
@@ -641,7 +641,7 @@ describe('model calls', () => {
   })
 
   describe('tried by the check of a provider', () => {
-    it('tell that the provider answers', async () => {
+    it('report that the provider answers', async () => {
       const id = await provider({ provider: 'custom', base_url: `${vendors.url}/custom/v1` })
       const checked = await key.post(`/ai-providers/${id}/check`)
       assert.equal(checked.status, 200)
@@ -652,7 +652,7 @@ describe('model calls', () => {
       assert.equal(vendors.last().body.model, 'other')
     })
 
-    it('tell what is wrong, once', async () => {
+    it('report the error, once', async () => {
       const id = await provider({ provider: 'custom', base_url: `${vendors.url}/custom/v1` })
       vendors.next('/custom', { status: 503, body: { error: { message: 'down' } } })
       const sent = vendors.requests.length
@@ -729,7 +729,7 @@ describe('model calls', () => {
       ['abcd1234', 'ours', null],
     ] as const
 
-    it('of azure are those of its v1 API', async () => {
+    it('of azure come from its v1 API', async () => {
       const secret_id = await secret('azure-listing')
       for (const path of ['/azure/openai', '/azure/openai/v1/']) {
         const listed = await models(await provider({ provider: 'azure', secret_id, base_url: `${vendors.url}${path}` }))

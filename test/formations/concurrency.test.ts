@@ -12,7 +12,7 @@ const LINKED = {
 }
 const LARGE = 500
 
-describe('formations that several ask for', function () {
+describe('formations with concurrent requests', function () {
   this.timeout(180_000)
   let app: TestApp
   let project: TestProject
@@ -30,7 +30,7 @@ describe('formations that several ask for', function () {
       return /ing$/.test(body.status) ? null : body
     })
 
-  // No worker runs but where a test starts one, so that what is asked for meanwhile finds the operation running.
+  // No worker runs but where a test starts one, so that a request meanwhile finds the operation running.
   before(async () => {
     app = await startApp()
     project = await app.project()
@@ -75,7 +75,7 @@ describe('formations that several ask for', function () {
     assert.equal([update, deletion].filter(reply => reply.status === 409).length, 1, codes([update, deletion]).join())
   })
 
-  it('go on with the rights of the moment: none of a key that was revoked', async () => {
+  it('continue with the current permissions: none of a key that was revoked', async () => {
     const other = await app.project()
     const id = await accepted(other.key, { name: 'revoked', template: LINKED })
     assert.equal((await app.admin.delete(`/project-keys/${other.keyId}`)).status, 204)
@@ -85,7 +85,7 @@ describe('formations that several ask for', function () {
     assert.equal((await app.admin.get(`/ai-providers?project_id=${other.id}`)).body.total, 0)
   })
 
-  it('undo what was made when a right is taken away in between', async () => {
+  it('undo created resources when a permission is revoked meanwhile', async () => {
     const limited = await app.projectWith(['formations:*', 'ai-providers:*', 'agents:*'])
     const id = await accepted(limited.key, { name: 'narrowed', template: LINKED })
     const { policy_ids } = (await app.admin.get(`/project-keys/${limited.keyId}`)).body

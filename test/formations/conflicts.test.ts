@@ -64,7 +64,7 @@ describe('changes of resources by another way than their formation', () => {
     assert.equal((await project.key.get(path)).body.description, 'by hand')
     await updated(project.key, formation, { force_conflicts: true })
     assert.equal((await project.key.get(path)).body.description, 'one')
-    // Nothing is in conflict with a template that says what was changed.
+    // Nothing is in conflict with a template that says the changed values.
     await project.key.patch(path, { description: 'two' })
     assert.equal(
       (await updated(project.key, formation, { force_conflicts: false, template: template('two') })).status,
@@ -111,7 +111,7 @@ describe('changes of resources by another way than their formation', () => {
     assert.equal((await apply(saved.plan_id)).body.error.code, 'FORMATION_PLAN_STALE')
   })
 
-  it('do not reach a plan of another formation, of another operation, or one that has expired', async () => {
+  it('do not reach a plan of another formation, of another operation, or a plan that has expired', async () => {
     const [one, other] = [await active(project.key, template('a')), await active(project.key, template('b'))]
     const save = async () => (await plan({ formation_id: one.id, template: template('c') }, '?save=true')).plan_id
     const apply = async (formation: any, plan_id: string) =>

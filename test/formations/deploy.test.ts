@@ -49,7 +49,7 @@ describe('formations', () => {
     return reply.body.changes.map(({ logical_id, action }: any) => [logical_id, action])
   }
 
-  it('create what a template declares, in the order of what it refers to', async () => {
+  it('create all resources of a template, in the order of their references', async () => {
     const formation = await active(LINKED)
     assert.deepEqual(
       formation.resources.map(({ logical_id, status }: any) => [logical_id, status]),
@@ -112,7 +112,7 @@ describe('formations', () => {
     assert.equal((await project.key.get('/formations?name=never')).body.total, 0)
   })
 
-  it('undo what a failed deploy has created, and go on with a template that is right', async () => {
+  it('undo resources that a failed deploy has created, and continue with a valid template', async () => {
     const broken = {
       resources: {
         ...LINKED.resources,
@@ -173,7 +173,7 @@ describe('formations', () => {
     assert.equal((await project.key.get(`/quotas/${physical(formation, 'Q')}`)).body.limit, 20)
   })
 
-  it('never show a secret, and leave its value as it is without a new one', async () => {
+  it('never show a secret, and leave its value unchanged without a new one', async () => {
     const template = {
       parameters: { Key: { no_echo: true, use_previous_value: true } },
       resources: { S: { type: 'secret', properties: { name: 'key', value: { param: 'Key' } } } },
@@ -196,7 +196,7 @@ describe('formations', () => {
     assert.equal((await updated(formation, {})).status, 'active')
   })
 
-  it('remove what is no longer declared, and keep what is to be retained', async () => {
+  it('remove undeclared resources, and keep resources that are to be retained', async () => {
     const chat = (name: string, more: object = {}) => ({ type: 'memory_store', properties: { name }, ...more })
     const formation = await active({
       resources: { A: chat('a'), B: chat('b', { deletion_policy: 'retain' }), C: chat('c') },
@@ -212,7 +212,7 @@ describe('formations', () => {
     assert.equal((await project.key.get(`/memory-stores/${physical(formation, 'C')}`)).status, 404)
   })
 
-  it('make again what somebody has deleted', async () => {
+  it('create a deleted resource again', async () => {
     const formation = await active({
       resources: { D: { type: 'document', properties: { content: 'one', path: '/a.txt' } } },
     })
@@ -224,7 +224,7 @@ describe('formations', () => {
     assert.equal((await project.key.get(`/documents/${physical(again, 'D')}`)).body.content, 'one')
   })
 
-  it('ask every action of the caller before anything is made', async () => {
+  it('check every action of the caller before anything is made', async () => {
     const limited = await app.projectWith(['formations:*', 'ai-providers:*'])
     const refused = await limited.key.post('/formations', { name: fresh(), template: LINKED })
     assert.equal(refused.status, 403)
@@ -237,7 +237,7 @@ describe('formations', () => {
     assert.equal(plan.body.unauthorized_actions.length, 1)
   })
 
-  it('keep annotations as they are, and resolve those of the template', async () => {
+  it('store annotations unchanged, and resolve annotations of the template', async () => {
     const refused = await project.key.post('/formations', {
       name: fresh(),
       template: LINKED,
@@ -308,7 +308,7 @@ describe('formations', () => {
     assert.equal(formation.outputs.secret, secret)
   })
 
-  it('accept YAML, and go on in the background', async () => {
+  it('accept YAML, and continue in the background', async () => {
     const template = `
 # two stores
 resources:
@@ -333,7 +333,7 @@ parameters:
     assert.equal((await project.key.get(`/memory-stores/${physical(after, 'A')}`)).body.duplicate_threshold, 0.95)
   })
 
-  it('tell a follower who may read no more so, and end', async () => {
+  it('report a lost permission to a follower, and end the stream', async () => {
     const idle = await startApp({ env: { STREAM_PING_INTERVAL_MS: '100' } })
     try {
       const { key, keyId } = await idle.project()

@@ -39,7 +39,7 @@ describe('exports of large resources', function () {
     }
   })
 
-  it('of texts that look like IDs take linear time', async () => {
+  it('of texts that resemble IDs take linear time', async () => {
     const other = await app.projectWith(['formations:ExportTemplate', 'tools:GetTool'])
     const { id } = (await app.admin.post('/tools', { project_id: other.id, name: 'letters', type: 'client' })).body
     for (const part of ['a', 'a_', 'agent_01h455vb4pex5vsknk084sn02', '_']) {

@@ -131,7 +131,7 @@ describe('exported templates', () => {
     const { headers, url } = resources.ToolLookup.properties.execute
     assert.equal(url, 'https://example.com/${Secret}/{id}')
     assert.deepEqual(headers.authorization, { sub: 'Bearer {{secret:${SecretToken}}} of ${body.x}' })
-    // What is as it is by default is not said.
+    // Defaults are omitted.
     assert.deepEqual(resources.AgentSupportDesk_2, {
       type: 'agent',
       properties: { name: 'Support desk', ai_provider_id: { ref: 'AiProviderDemo' } },
@@ -146,7 +146,7 @@ describe('exported templates', () => {
     assert.deepEqual(await exported(second), first)
   })
 
-  it('take ids of what is not exported as parameters, whose values here are told', async () => {
+  it('take ids of unexported resources as parameters, with their values here', async () => {
     const own = await app.project()
     const made = await active(
       own.key,

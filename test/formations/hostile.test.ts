@@ -48,11 +48,11 @@ describe('formations of a hostile tenant', () => {
       assert.deepEqual([status, answer.error?.meta.denied_actions], [403, [refused]])
     }
     assert.deepEqual(await planned(project.key, { formation_id: formation.id, ...guess('4711') }), [['S', 'no-op']])
-    // What is stored tells the caller nothing.
+    // A stored value reveals nothing to the caller.
     assert.deepEqual(await planned(reader, { formation_id: formation.id }), [['S', 'no-op']])
   })
 
-  it('hold no resource behind a condition that their author may not create', async () => {
+  it('create no resource through a condition that their author may not create', async () => {
     const tenant = await keyFor('formations:*', 'memories:*')
     const document = { statement: [{ effect: 'Allow', action: ['*'], resource: ['*'] }] }
     const template = {

@@ -23,7 +23,7 @@ describe('a formation of every type', function () {
   })
   const live = ({ resources }: Formation) => resources.filter(({ status }) => status !== 'deleted')
 
-  it('is created, left alone, changed, left alone, deleted and created again', async () => {
+  it('is created, not changed, changed, not changed, deleted and created again', async () => {
     const { id: project_id } = await app.project()
     const name = `lifecycle ${project_id}`
     const declared = resourcesOf(name, project_id)

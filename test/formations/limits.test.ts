@@ -116,7 +116,7 @@ describe('bounds of templates', () => {
       }
   })
 
-  it('take names that objects have by themselves for what they are', async () => {
+  it('treat names that objects have by themselves as ordinary names', async () => {
     for (const name of INHERITED) {
       assert.equal(
         (await problems({ resources: { A: store({ properties: { name: { ref: name } } }) } })).length,

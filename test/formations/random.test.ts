@@ -99,7 +99,7 @@ function templateOf(random: Random): Template {
     }
     return [id, { type, properties: PROPERTIES[type](id, random, ids) }] as const
   })
-  // Not in the order of what they refer to.
+  // Not in the order of their references.
   return { resources: Object.fromEntries(resources.sort(() => random(3) - 1)) as Template['resources'] }
 }
 
@@ -134,7 +134,7 @@ describe('random templates', function () {
       },
       { within: 120_000 },
     )
-  /** Deploys, with a worker killed where `fault` says; gives what was done with each resource, in order. */
+  /** Deploys, with a worker killed where `fault` says; gives the action on each resource, in order. */
   const deployed = async (id: string | null, body: object, fault?: string): Promise<[any, [string, string][]]> => {
     const asked = await ok(
       id === null
@@ -153,7 +153,7 @@ describe('random templates', function () {
     if (fault) await end()
     return [formation, events.map(({ logical_id, action }: any) => [logical_id, action])]
   }
-  /** What a project has, without ids: those of its own resources by their logical names. */
+  /** The content of a project, without ids: ids of its resources by their logical names. */
   const shown = async ({ resources, template }: any): Promise<unknown> => {
     const live = resources.filter(({ status }: any) => status !== 'deleted')
     const logical = new Map(live.map((each: any) => [each.physical_resource_id, each.logical_id]))

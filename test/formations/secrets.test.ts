@@ -25,7 +25,7 @@ describe('secret values of formations', () => {
     assert.ok(status < 300, `${status} ${JSON.stringify(body)}`)
     return body
   }
-  /** Where a secret value stands in clear: tables, log lines, answers. */
+  /** Where a secret value appears in clear: tables, log lines, answers. */
   const places = async (): Promise<string[]> => {
     const { pool } = app.services
     const tables = await pool.any(sql.unsafe`
@@ -80,7 +80,7 @@ describe('secret values of formations', () => {
     await handler?.close()
   })
 
-  it('stand in no table, log line, event, entry, plan or answer in clear', async () => {
+  it('appear in no table, log line, event, entry, plan or answer in clear', async () => {
     const parameters = { Key: `${MARK}parameter` }
     const created = await kept(project.key.post('/formations', { name: 'one', template: template('a'), parameters }))
     assert.equal(created.status, 'active', JSON.stringify(created.error))

@@ -350,7 +350,7 @@ describe('the validation of a template', () => {
       ])
     })
 
-    it('does not tell the values of outputs that the caller may not read', async () => {
+    it('does not reveal the values of outputs that the caller may not read', async () => {
       const owner = await app.projectWith(['formations:*', 'agents:*', 'ai-providers:*', 'memories:*'])
       const template = {
         resources: { S: { type: 'memory_store', properties: { name: 's' } } },

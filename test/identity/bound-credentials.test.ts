@@ -3,7 +3,7 @@ import { operations } from '#core/api/operation.ts'
 import type { Client, Reply } from '../support/app.ts'
 import { allowing, type OauthApp, REDIRECT, register, startOauthApp, tokensOf } from '../support/oauth.ts'
 
-/** What a narrower credential of a user reads about the user, through operations that look at the user only. */
+/** The fields that a narrower credential of a user reads about the user, through operations that check the user only. */
 describe('credentials that are narrower than their user', function () {
   this.timeout(120_000)
   let app: OauthApp

@@ -14,7 +14,7 @@ import { populate } from '../support/populate.ts'
 
 type Json = Record<string, any>
 
-/** Operations of other gates than `policy` that definitions may call: what they return is public or limited by the caller. */
+/** Operations of other gates than `policy` that definitions may call: their result is public or limited by the caller. */
 const SAFE = [
   'list-event-registry',
   'list-permissions',
@@ -116,7 +116,7 @@ describe('operations called by definitions', function () {
     for (let at = 0; at < all.length; at += 8) await Promise.all(all.slice(at, at + 8).map(run))
   }
 
-  /** Arguments that refer to rows of another project, or are what the operation asks for. */
+  /** Arguments that refer to rows of another project, or are the input of the operation. */
   function argumentsOf(operation: Operation, project_id: string | null): Json {
     const { id, shape, body, consumes, path } = operation
     const fields = flatten(operation)?.fields ?? new Map()

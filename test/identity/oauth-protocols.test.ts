@@ -245,7 +245,7 @@ describe('OAuth flows other than the code flow', () => {
   })
 
   describe('the redirect URIs of editors', () => {
-    /** As their programs register them, and URIs with which they ask. November 2026. */
+    /** As their programs register them, and URIs of their requests. November 2026. */
     const EDITORS = {
       Cursor: {
         registered: [

@@ -18,7 +18,7 @@ describe('sign-in links', () => {
   }
   const use = async (token: string) => app.anonymous.post('/users/login', { sign_in_link: token })
 
-  it('sign in once, whoever comes first', async () => {
+  it('sign in once, for the first of many callers', async () => {
     const token = await link()
     const answers = await Promise.all(Array.from({ length: 5 }, () => use(token)))
     assert.deepEqual(answers.map(({ status }) => status).sort(), [200, 401, 401, 401, 401])

@@ -5,7 +5,7 @@ import { type Client, eventually, type Reply, startApp, type TestApp } from '../
 
 /**
  * Whose rights the effects of definitions have, whatever starts them. The effect is a secret that a platform tool makes;
- * definitions and starts are by users who may make secrets and by one who may do everything else.
+ * definitions and starts are by users who may make secrets and by one with all other permissions.
  */
 describe('effects of definitions', function () {
   this.timeout(240_000)

@@ -12,7 +12,7 @@ import { type ResettingProxy, startResettingProxy } from '../support/resetting-p
 /** A long run: 400. */
 const RESETS = Number(process.env.RESETS ?? 80)
 const EVERY_MS = 125
-/** Callers of each kind of work at once. */
+/** Callers of each kind of work together. */
 const CALLERS = 2
 
 /** A network between the processes and PostgreSQL that resets a connection at random, eight times a second. */
@@ -66,7 +66,7 @@ describe('processes whose connections to the database are reset', function () {
     let refused = 0
     let over = false
     let number = 0
-    /** Sends a request again, as a client does, for as long as it is told to. */
+    /** Sends a request again, as a client does, until a limit. */
     const call = async (send: () => Promise<Reply>): Promise<any> => {
       for (;;) {
         const { status, body, headers } = await send()
@@ -143,7 +143,7 @@ describe('processes whose connections to the database are reset', function () {
     assert.equal(all, names, 'a repeat under its key made nothing twice')
     const dead = await pool.any(sql.unsafe`select name, data::text from pgboss.job where name like '%.dead'`)
     assert.deepEqual(dead, [])
-    // Nothing that was asked for beside what was acknowledged has failed either.
+    // Nothing that was requested in addition to acknowledged work has failed either.
     for (const [table, column] of [
       ['generations', 'status'],
       ['orchestration_runs', 'status'],

@@ -74,7 +74,7 @@ describe('delivery', () => {
   })
   afterEach(async () => await receiver.close())
 
-  it('that fails three times ends as failed, a second and two apart, each attempt signed anew', async () => {
+  it('that fails three times ends as failed, a second and two later, each attempt signed again', async () => {
     receiver.answer = 500
     const { id, secret } = await use.hook(receiver.url)
     await use.write()
@@ -309,7 +309,7 @@ describe('delivery', () => {
     assert.equal(receiver.requests.filter(({ path }) => path.endsWith('deleted')).length, 1)
   })
 
-  it('goes to at most five of one webhook at once, and does not wait for slow ones of another', async () => {
+  it('makes at most five calls of one webhook concurrently, and does not wait for slow ones of another', async () => {
     receiver.answer = (_, response) => void setTimeout(() => response.end(), 100)
     const slow = await use.hook(receiver.url)
     const hung = await startReceiver(() => {})
@@ -320,7 +320,7 @@ describe('delivery', () => {
       for (let i = 0; i < 24; i++) emitNamed(tx, 'secrets.updated', use.project, { id: `sec_${i}` })
     })
     await eventually(() => quick.requests.length === 24)
-    assert.ok(hung.requests.length < 24, 'the one that hangs takes its time-out for each five')
+    assert.ok(hung.requests.length < 24, 'the hanging receiver takes its time-out for each five')
     await eventually(async () => (await use.deliveries(slow.id, '&status=completed')).total === 24)
     assert.equal((await use.deliveries(other.id, '&status=completed')).total, 24)
     assert.equal(receiver.requests.length, 24)
@@ -330,7 +330,7 @@ describe('delivery', () => {
     await hung.close()
   })
 
-  it('goes on when database connections are lost on the way', async () => {
+  it('continues when database connections are lost during it', async () => {
     receiver.answer = (_, response) => void setTimeout(() => response.end(), 10)
     const { id } = await use.hook(receiver.url)
     await app.services.write(async tx => {
@@ -359,7 +359,7 @@ describe('delivery', () => {
     )
   })
 
-  it('is found by the sweep when nobody was notified', async () => {
+  it('is found by the sweep when no worker was notified', async () => {
     const { id } = await use.hook(receiver.url)
     await use.write()
     await use.ended(id)
@@ -368,7 +368,7 @@ describe('delivery', () => {
     await eventually(() => receiver.requests.length === 2)
   })
 
-  it('of one project leaves room for others, and for each of its webhooks in turn', async () => {
+  it('of one project leaves slots for others, and for each of its webhooks in turn', async () => {
     const share = 125
     // With the ordinary timeout, which no attempt exceeds on a busy machine.
     const own = await startApp({ workers: ['delivery'] })
@@ -394,7 +394,7 @@ describe('delivery', () => {
     const overtaking = slow.requests.length - before
     assert.ok(slow.requests.length < 800 && overtaking < 4 * share, `${overtaking} of the crowd came first`)
     await eventually(() => slow.requests.length === 800)
-    assert.ok(slow.most <= share, `${slow.most} at once`)
+    assert.ok(slow.most <= share, `${slow.most} concurrently`)
     const left = () =>
       own.services.pool.oneFirst(
         sql.unsafe`select count(*) from webhook_deliveries where project_id = ${crowd} and status <> 'completed'`,
@@ -495,7 +495,7 @@ describe('a webhook whose deliveries keep failing', () => {
     }
   })
 
-  it('starts to count anew with a success', async () => {
+  it('restarts its count with a success', async () => {
     const { app, clock, id, fail, failures, active, move, project } = await run(true)
     const receiver = await startReceiver()
     try {
@@ -575,7 +575,7 @@ describe('delivery by processes that die', () => {
     assert.equal(receiver.requests.length, 1)
   })
 
-  it('is attempted again at once when a worker follows one that was killed, and the lost attempt does not count', async () => {
+  it('is attempted again immediately when a worker follows a killed one, and the lost attempt does not count', async () => {
     receiver.answer = () => {}
     const { id } = await use.hook(receiver.url)
     const long = { WEBHOOK_LEASE_MS: '600000', WEBHOOK_SWEEP_INTERVAL_MS: '600000' }
@@ -604,7 +604,7 @@ describe('delivery by processes that die', () => {
     receiver.answer = 200
     await steadyWorker({ WEBHOOK_SWEEP_INTERVAL_MS: '500' })
     await use.write()
-    // What was in flight again, and the new one; the lease is a minute.
+    // Requests in flight again, and the new one; the lease is a minute.
     await eventually(() => receiver.requests.length === 3)
   })
 
@@ -634,7 +634,7 @@ describe('delivery by processes that die', () => {
     assert.equal(receiver.requests.length, 2)
   })
 
-  it('is finished by a worker that is asked to stop, or given back at once', async () => {
+  it('is finished by a worker that receives a stop signal, or requeued immediately', async () => {
     receiver.answer = (_, response) => void setTimeout(() => response.end('in time'), 500)
     const { id } = await use.hook(receiver.url)
     const first = await worker()
@@ -657,7 +657,7 @@ describe('delivery by processes that die', () => {
     await eventually(() => receiver.requests.length === 3)
   })
 
-  it('makes 200 deliveries of 200 concurrent writes with two workers, none twice, five at once', async () => {
+  it('makes 200 deliveries of 200 concurrent writes with two workers, none twice, five concurrently', async () => {
     receiver.answer = (_, response) => void setTimeout(() => response.end('ok'), 5)
     const { id } = await use.hook(receiver.url)
     await Promise.all([steadyWorker({}), steadyWorker({})])
@@ -668,7 +668,7 @@ describe('delivery by processes that die', () => {
     assert.equal(receiver.requests.length, 200)
     assert.equal(new Set(receiver.requests.map(request => request.event.id)).size, 200)
     assert.equal(new Set(receiver.requests.map(request => request.headers['x-svc-delivery'])).size, 200)
-    assert.ok(receiver.most <= 5, `${receiver.most} at once`)
+    assert.ok(receiver.most <= 5, `${receiver.most} concurrently`)
     assert.ok(receiver.most >= 2)
     const slots = await app.services.pool.anyFirst(
       sql.unsafe`select slot from webhook_slots where webhook_id = ${id} and holder is not null`,
@@ -676,7 +676,7 @@ describe('delivery by processes that die', () => {
     assert.deepEqual(slots, [])
   })
 
-  it('keeps to five at once of each webhook while two workers share a backlog', async () => {
+  it('keeps to five concurrent deliveries of each webhook while two workers share a backlog', async () => {
     receiver.answer = (_, response) => void setTimeout(() => response.end('ok'), 40)
     const second = await startReceiver((_, response) => void setTimeout(() => response.end('ok'), 40))
     const hooks = [await use.hook(receiver.url), await use.hook(second.url)]

@@ -6,8 +6,8 @@ import { type Receiver, startReceiver } from '../support/receiver.ts'
 import { makeTenant, type Tenant, turnsStarted } from '../support/tenants.ts'
 
 /**
- * What a quiet project waits for beside noisy ones, with web and workers in processes of their own. Counted in what the
- * others are served meanwhile, not in time.
+ * The wait of a quiet project next to noisy ones, with web and workers in separate processes. Counted in requests of
+ * others meanwhile, not in time.
  */
 describe('a quiet project', function () {
   this.timeout(120_000)
@@ -32,7 +32,7 @@ describe('a quiet project', function () {
   const tenants = (count: number, name: string): Promise<Tenant[]> =>
     Promise.all(Array.from({ length: count }, (_, n) => makeTenant(app, web.url, model.url, `${name} ${n}`)))
 
-  describe('that asks for one turn', () => {
+  describe('that requests one turn', () => {
     const SLOTS = 3
     const WORKERS = 2
     const HUNDRED = 100
@@ -54,13 +54,13 @@ describe('a quiet project', function () {
       return (await turnsStarted(model.url)).indexOf(name) - asked
     }
 
-    it('gets it after at most a turn of every other project, beside two with a hundred slow turns each', async () => {
+    it('gets it after at most a turn of every other project, next to two with a hundred slow turns each', async () => {
       const noisy = await tenants(2, 'noisy')
       const others = await servedBefore('quiet', [[noisy, HUNDRED]])
       assert.ok(others <= 2 + 2 * SLOTS * WORKERS, `${others} turns of others came first`)
     })
 
-    it('gets it after at most a turn of every other project, beside twenty more', async () => {
+    it('gets it after at most a turn of every other project, next to twenty more', async () => {
       const [noisy, many] = [await tenants(2, 'noisier'), await tenants(20, 'many')]
       const others = await servedBefore('quiet too', [
         [noisy, HUNDRED],
@@ -103,12 +103,12 @@ describe('a quiet project', function () {
       return slow.requests.length - before
     }
 
-    it('has it delivered after at most a post of every other project, beside two with slow receivers', async () => {
+    it('has it delivered after at most a post of every other project, next to two with slow receivers', async () => {
       const others = await sentBefore([[await tenants(2, 'loud'), 50, 60]])
       assert.ok(others <= 5 * SLOTS, `${others} deliveries of others came first`)
     })
 
-    it('has it delivered after at most a post of every other project, beside twenty more', async () => {
+    it('has it delivered after at most a post of every other project, next to twenty more', async () => {
       const others = await sentBefore([
         [await tenants(2, 'louder'), 50, 40],
         [await tenants(20, 'some'), 15, 10],

@@ -57,7 +57,7 @@ describe('work while the database is unavailable', function () {
       )
       const turn = await turnEnded(id)
       assert.deepEqual([turn.status, turn.error], ['completed', null])
-      assert.equal((await double.requests(script)).length, 1, 'the model was asked once')
+      assert.equal((await double.requests(script)).length, 1, 'the model was called once')
     })
 
   it('keeps what a tool has answered in a turn', async () => {

@@ -436,7 +436,7 @@ describe('tasks of /mcp', () => {
     // Each reads its task at its start, and every 5 s.
     const rounds = 1 + Math.ceil((Date.now() - begunAt) / 5000)
     const looks = reads('from "orchestration_runs" t where t.id =')
-    assert.ok(looks >= 20 && looks <= 20 * rounds, `${looks} looks`)
+    assert.ok(looks >= 20 && looks <= 20 * rounds, `${looks} polls`)
     assert.ok(reads('xmin::text as revision') > 0)
     held.abort()
     await Promise.all(streams)

@@ -48,7 +48,7 @@ describe('memories', () => {
     assert.equal((await key.put(path, { tags: null, metadata: null })).body.metadata, null)
     assert.equal((await entriesOf(key, store)).length, entries)
     assert.deepEqual((await key.put(`${path}/tags`, { c: 'd' })).body, { c: 'd' })
-    // Its vectors are those of the new text.
+    // Its vectors are computed from the new text.
     const again = await state(key, store, at(41.5, 'edit'))
     assert.deepEqual([again.action, again.memory_id], ['skipped', memory_id])
     assert.equal((await state(key, store, at(0, 'edit'))).action, 'created')
@@ -149,7 +149,7 @@ describe('memories', () => {
     assert.equal(same.action, 'created')
   })
 
-  it('are compared with what is over no more than with what was retracted', async () => {
+  it('are compared with expired memories no more than with retracted ones', async () => {
     const { memory_id } = await state(key, store, at(0, 'over'), { expires_at: '2099-01-01T00:00:00Z' })
     await app.services.pool.query(
       sql.unsafe`update memories set expires_at = now() - interval '1 second' where id = ${memory_id}`,
@@ -296,7 +296,7 @@ describe('memories', () => {
       assert.equal((await entriesOf(key, store)).length, 1)
     })
 
-    it('by thresholds of its own is as if it were named', async () => {
+    it('by thresholds in its body is as if it were named', async () => {
       const writer = await user(['memories:CreateMemory', 'memories:CreateMemoryEntry'])
       assert.deepEqual(await post(writer, '/memories', loose), [403, 'FORBIDDEN'])
       for (const path of ['/memories', '/memory-entries'])

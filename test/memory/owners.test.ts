@@ -57,7 +57,7 @@ describe('memories of end users', () => {
     assert.equal((await memoriesOf(key, store)).length, 3)
   })
 
-  it('are compared with those of the same end user alone', async () => {
+  it('are compared only with memories of their end user', async () => {
     const [ann, bob] = [await actor(), await actor()]
     const vegan = 'I am vegan'
     const both = await Promise.all([ann, bob].map(actor_id => state(key, store, vegan, { actor_id })))
@@ -84,7 +84,7 @@ describe('memories of end users', () => {
     assert.equal((await key.post('/memory-entries', { ...named, actor_id: ann })).body.action, 'superseded')
   })
 
-  it('say once what comes many times at once, of each end user', async () => {
+  it('state once a fact that arrives many times concurrently, for each end user', async () => {
     const actors = await Promise.all([1, 2, 3, 4].map(() => actor()))
     const claims = Array.from({ length: 24 }, (_, n) => actors[n % actors.length])
     const entries = await Promise.all(claims.map(actor_id => state(key, store, 'I live by the sea', { actor_id })))
@@ -158,7 +158,7 @@ describe('memories of end users', () => {
     assert.deepEqual(await eventsOf(app, first.memory_id), ['memories.created', 'memories.retracted'])
     assert.equal((await key.get(`/memory-stores/${limited}`)).body.memory_count, 7)
     assert.equal((await key.get(`/memories/${first.memory_id}`)).body.superseded_by_memory_id, null)
-    // One that is replaced makes room for what replaces it.
+    // A replaced memory frees capacity for its successor.
     const [, older] = await memoriesOf(key, limited, `&actor_id=${ann}`)
     await state(key, limited, 'a third', { actor_id: ann, supersedes: older.id })
     assert.deepEqual(await held(ann), ['a third', 'something else'])
@@ -193,7 +193,7 @@ describe('memories of end users', () => {
     assert.deepEqual(await found('fact', { actor_id: bob }), [])
     assert.deepEqual(await found('fact', { actor_id: ann }), [...ids].sort())
     assert.deepEqual(await eventsOf(app, ids[0]), ['memories.created', 'memories.updated'])
-    // As nobody's it would have been known.
+    // Without an owner it would be a duplicate.
     assert.equal((await state(key, store, 'first fact')).action, 'created')
     assert.equal((await key.delete(`/actors/${ann}`)).status, 204)
     assert.deepEqual(
@@ -202,7 +202,7 @@ describe('memories of end users', () => {
     )
   })
 
-  it('move with an end user who is merged, and go with one who is deleted', async () => {
+  it('move with an end user who is merged, and are deleted with one', async () => {
     const [ann, bob] = [await actor(), await actor()]
     const kept = await state(key, store, 'Tea is hot')
     const anns = await state(key, store, 'Ann likes tea', { actor_id: ann })

@@ -49,7 +49,7 @@ describe('searching memories', () => {
     assert.equal((await search({ query: 'green tea', include_documents: false })).length, 1)
   })
 
-  it('takes those of the stores that are named, and documents beside them', async () => {
+  it('takes memories of the named stores, and documents next to them', async () => {
     const [first, second] = [await createStore(key), await createStore(key)]
     await state(key, first, 'The red house has a garden')
     await state(key, second, 'The red car has a radio')
@@ -130,7 +130,7 @@ describe('searching memories', () => {
     assert.notEqual(await first({ recency_half_life_days: 10 }), old.memory_id)
   })
 
-  it('costs a project without stores nothing, and finds the first fact of its first store at once', async () => {
+  it('costs a project without stores nothing, and finds the first fact of its first store immediately', async () => {
     await document('Otters hold hands')
     await search({ query: 'otters' })
     app.statements.length = 0

@@ -64,7 +64,7 @@ describe('memory stores', () => {
     refused(await key.post('/memory-stores', { name: 'x', duplicate_threshold: 0.5, supersede_threshold: 0.5 }))
     assert.equal((await key.post('/memory-stores', { name: 'x', supersede_threshold: 1.1 })).status, 400)
     const id = await createStore(key, { duplicate_threshold: 0.99, supersede_threshold: 0.97 })
-    // As it would stand afterwards: 0.97 beside the constant 0.95.
+    // The later value: 0.97 next to the constant 0.95.
     refused(await key.patch(`/memory-stores/${id}`, { duplicate_threshold: null }))
     refused(await key.patch(`/memory-stores/${id}`, { duplicate_threshold: 0.6 }))
     const cleared = await key.patch(`/memory-stores/${id}`, { duplicate_threshold: null, supersede_threshold: null })
@@ -100,7 +100,7 @@ describe('memory stores', () => {
     assert.equal((await app.admin.get(`/memories/${kept.memory_id}`)).status, 404)
   })
 
-  it('go with their project only by force', async () => {
+  it('are deleted with their project only by force', async () => {
     const { id, key } = await app.project()
     await state(key, await createStore(key), 'something')
     const refused = await app.admin.delete(`/projects/${id}`)

@@ -12,10 +12,10 @@ export const remote = (server: EmbeddingServer, more: Record<string, string> = {
   ...more,
 })
 
-/** A text whose vector stands at an angle, in degrees, to that of the same topic at 0: their cosine is that of the angle. */
+/** A text whose vector has an angle, in degrees, to the vector of the same topic at 0: their cosine is the cosine of the angle. */
 export const at = (degrees: number, topic: string): string => `${topic} at ${degrees} degrees`
 
-/** A server whose vectors of `at` texts are at their angles; those of other texts are of their own. */
+/** A server whose vectors of `at` texts are at their angles; vectors of other texts are orthogonal. */
 export async function startAngles(): Promise<EmbeddingServer> {
   const server = await startEmbeddingServer(DIMENSIONS)
   server.behave = ({ texts }) => ({ vectors: texts.map(angled) })

@@ -35,7 +35,7 @@ describe('the OpenAI mount: histories of clients', () => {
   const double = () => `${app.providerId}/double-1`
 
   for (const stream of [false, true])
-    it(`have answers with IDs of their own after results of tools${stream ? ', streamed' : ''}`, async () => {
+    it(`have answers with separate IDs after results of tools${stream ? ', streamed' : ''}`, async () => {
       const { agentId: model } = await app.scripted(rules, { accept_client_tools: true })
       const tools = [{ type: 'function', function: { name: 'weather', parameters } }]
       const chat = async (messages: Json[]) => {

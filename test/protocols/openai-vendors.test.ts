@@ -344,7 +344,7 @@ describe('the OpenAI mount and its vendors', () => {
       assert.equal(ignored, 'tools.search_context_size, vendor_tools.web_search')
     })
 
-    it('are those of the agent, whose searches a client may narrow and never widen', async () => {
+    it('come from the agent, whose searches a client may narrow and never widen', async () => {
       const provider = await providerOf('openai responses')
       const ask = async (vendor_tools: object[] | null, tool: object) => {
         const model = await agentOf(provider.id, { vendor_tools })

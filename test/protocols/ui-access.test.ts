@@ -78,7 +78,7 @@ describe('callers of chats of the AI SDK', function () {
     }
   })
 
-  it('may go on without a decision, and decide one of two calls', async () => {
+  it('may continue without a decision, and decide one of two calls', async () => {
     const chat = await openWithApproval()
     const both = { tool_calls: [refund(1), refund(2)].flatMap((each: any) => each.tool_calls) }
     await chat.sendMessage({ text: said(both, { text: 'Both wait.' }) })

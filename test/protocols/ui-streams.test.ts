@@ -111,7 +111,7 @@ describe('streams of chats of the AI SDK', function () {
     }
   })
 
-  it('end when the chat is stopped, and the chat goes on', async () => {
+  it('end when the chat is stopped, and the chat continues', async () => {
     await start('worker')
     const { agentId, token, gate } = await gated([{ when: { call: 1 }, reply: half }, { reply: { text: 'next' } }])
     const chat = openChat(app, { agentId, token })
@@ -179,7 +179,7 @@ describe('streams of chats of the AI SDK', function () {
     assert.deepEqual(transcript(other), ['user: x', 'assistant: half of the answer'])
   })
 
-  it('tell a client that a person answers, and show the messages of the person', async () => {
+  it('show a client that a person answers, and show the messages of the person', async () => {
     await start('worker')
     const { agentId, token, actorId } = await gated([{ reply: { text: 'hello' } }])
     const data: unknown[] = []

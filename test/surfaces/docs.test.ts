@@ -357,7 +357,7 @@ describe('the documentation', function () {
       const request = requests[0]
       assert.ok(request, `${name}: ${typescript}`)
       assert.deepEqual([request.method, request.url.pathname], [method.toUpperCase(), url.pathname], name)
-      // The client asks for whole pages.
+      // The client requests whole pages.
       for (const key of ['limit', 'offset']) request.url.searchParams.delete(key)
       assert.equal(request.url.search, url.search, name)
       if (sent !== undefined) assert.deepEqual(request.body ?? {}, sent, `${name}: ${typescript}`)

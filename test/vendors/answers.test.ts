@@ -105,7 +105,7 @@ describe('answers of vendors', () => {
       assert.doesNotMatch(sent(), /Break in|I cannot/)
     })
 
-    it('are asked again with their message as long as no other follows', async () => {
+    it('are sent again with their message as long as no other follows', async () => {
       const [first, second] = [await vendor('anthropic'), await vendor('openai responses')]
       const { id } = await made('/conversations', {})
       const asks = (agent_id: string) => made(`/conversations/${id}/generate?wait=true`, { agent_id })
@@ -565,7 +565,7 @@ describe('answers of vendors', () => {
       assert.equal(calls().at(-1)!.body.temperature, 0.5)
     })
 
-    it('and to JSON and reasoning efforts are asked for as each vendor takes them', async () => {
+    it('and to JSON and reasoning efforts are requested as each vendor takes them', async () => {
       const effort: Record<string, (body: any) => unknown> = {
         'openai responses': body => body.reasoning?.effort,
         'openai chat': body => body.reasoning_effort,

@@ -298,7 +298,7 @@ describe('checks of providers by capabilities', function () {
     })
     after(() => worker?.kill('SIGTERM'))
 
-    it('are those of turns too, hold in other processes, and end after a day', async () => {
+    it('apply to turns too, hold in other processes, and end after a day', async () => {
       assert.deepEqual(await turn(), [true, false])
       const [finding] = await eventually(async () => {
         const { findings } = await profileOf(id)
@@ -316,7 +316,7 @@ describe('checks of providers by capabilities', function () {
       assert.deepEqual(await turn(), [true, false])
     })
 
-    it('are dropped in all processes by a reset and by a change of what they depend on', async () => {
+    it('are dropped in all processes by a reset and by a change of their provider', async () => {
       await turn()
       assert.equal((await key.delete(`/ai-providers/${id}/profile`)).status, 204)
       assert.deepEqual(await profileOf(id), { findings: [], last_check: null })
@@ -334,7 +334,7 @@ describe('checks of providers by capabilities', function () {
       }
     })
 
-    it('are replaced by those of the next check of the model', async () => {
+    it('are replaced by the findings of the next check of the model', async () => {
       await turn()
       simulators.plan(lane, capable)
       assert.equal((await check(id)).status, 200)

@@ -6,7 +6,7 @@ import { begin, finish, json, refuse, startScriptedVendor, type VendorCall } fro
 type Json = Record<string, any>
 
 const ACTIONS = [...EVAL_ACTIONS, 'conversations:*', 'memories:*', 'sessions:*']
-/** Tokens that the model thinks before each answer, unless it is told to leave it off. */
+/** Tokens that the model thinks before each answer, unless switched off. */
 const THOUGHTS = 6000
 
 /**

@@ -241,7 +241,7 @@ describe('providers that several callers share', function () {
     assert.deepEqual(last_check?.checks, body.checks)
   })
 
-  it('estimate a check at the prices of its own prompts', async () => {
+  it('estimate a check at the prices of its prompts', async () => {
     const id = await providerOf()
     const price = { model: 'm', component: 'input_tokens', unit: 'token', effective_from: '2026-01-01' }
     const prices = [

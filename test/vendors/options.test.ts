@@ -124,7 +124,7 @@ describe('options of vendors', () => {
 
   const transcript = async (id: string) => (await key.get(`/generations/${id}/transcript`)).body
 
-  it('are those of the installed packages, also on the page of the vendors', async () => {
+  it('match the installed packages, also on the page of the vendors', async () => {
     const schemas = await installedOptionSchemas()
     const page = readFileSync(PAGE, 'utf8')
     if (process.env.RECORD_OPTIONS) {

@@ -121,7 +121,7 @@ const OF_TIER = { tier: 'priority', component: 'input_tokens', billionths: 1_750
 const costOf = (used: Record<string, number>, tier: string | null): number =>
   Object.entries(used).reduce((sum, [component, quantity]) => {
     if (component === 'reasoning_tokens') return sum
-    // Images have no price of their own.
+    // Images have no separate price.
     const priced = component === 'image_input_tokens' ? 'input_tokens' : component
     const each = tier === OF_TIER.tier && priced === OF_TIER.component ? OF_TIER.billionths : PRICES[priced]!
     return sum + quantity * each

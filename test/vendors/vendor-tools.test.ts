@@ -104,7 +104,7 @@ describe('tools of vendors', () => {
     ['groq', SEARCH, [{ type: 'browser_search' }], CITED],
   ]
   for (const [profile, vendor_tools, sent, annotation] of offers)
-    it(`of ${profile} are offered, and the answer has what it cites`, async () => {
+    it(`of ${profile} are offered, and the answer has the citations`, async () => {
       const provider = await providerOf(profile)
       const agent = await agentOf(provider.id, { vendor_tools })
       provider.plan(ANSWER)
@@ -139,7 +139,7 @@ describe('tools of vendors', () => {
     })
 
   for (const profile of ['anthropic', 'openai responses', 'google'])
-    it(`of ${profile} stand beside the tools of the agent, whose calls alone are made here`, async () => {
+    it(`of ${profile} are added to the tools of the agent, whose calls alone are made here`, async () => {
       const provider = await providerOf(profile)
       const path = `beside-${lanes}`
       const agent = await agentOf(provider.id, {

@@ -6,7 +6,7 @@ import { eventually } from '../support/app.ts'
 import { startProcess } from '../support/processes.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
 
-/** Short leases, and slots for all messages at once. */
+/** Short leases, and slots for all messages together. */
 const FAST = {
   GENERATION_LEASE_SECONDS: '2',
   GENERATION_SWEEP_SECONDS: '1',

@@ -74,7 +74,7 @@ describe('model double: when no rule matches', () => {
     assert.deepEqual(await ids(), expected)
   })
 
-  it('a directive may hold another one and have text behind it', async () => {
+  it('a directive may hold another one and have text after it', async () => {
     const inner = '@double {"text":"inner }]"}'
     const outer = `@double {"tool_calls":[{"name":"delegate","args":{"task":${JSON.stringify(inner)}}}]}</user_text>`
     const { choices } = await api.answer('nested', outer)
@@ -122,7 +122,7 @@ describe('model double: when no rule matches', () => {
     assert.equal(await called({ tools }), undefined)
   })
 
-  it('a schema asked for gets its smallest value', async () => {
+  it('a requested schema gets its smallest value', async () => {
     const schema = {
       type: 'object',
       properties: { ok: { type: 'boolean' }, tags: { type: 'array', items: { enum: ['x', 'y'] }, minItems: 2 } },
@@ -132,7 +132,7 @@ describe('model double: when no rule matches', () => {
     assert.equal(await api.text('schema', body), '{"ok":true,"tags":["x","x"]}')
   })
 
-  it('else the last user text is echoed as it is', async () => {
+  it('else the last user text is echoed unchanged', async () => {
     assert.equal(await api.text('echo', '{{call}} {{user}}'), 'echo: {{call}} {{user}}')
     assert.equal(await api.text('echo', { messages: [{ role: 'system', content: 's' }] }), 'echo: ')
   })

@@ -111,7 +111,7 @@ describe('model double: embeddings', () => {
     assert.ok(performance.now() - start >= 19)
   })
 
-  it('chat and embeddings requests are counted apart', async () => {
+  it('chat and embeddings requests are counted separately', async () => {
     await api.put('apart', {})
     await ask({ input: 'x' }, 'apart')
     assert.equal((await api.answer('apart')).id, 'chatcmpl-apart-1')

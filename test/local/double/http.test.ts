@@ -134,7 +134,7 @@ describe('model double: routes, lanes and log', () => {
     assert.deepEqual(await api.requests('counted'), [])
   })
 
-  it('a script with problems is 400 with their paths and leaves the lane as it was', async () => {
+  it('a script with problems is 400 with their paths and leaves the lane unchanged', async () => {
     await api.put('kept', { fallback: { text: 'kept' } })
     const response = await api.send('PUT', '/control/lanes/kept', {
       rules: [{ when: { usr: 'x' }, reply: { text: 1 } }, {}],

@@ -103,7 +103,7 @@ describe('model double: replies', () => {
     }
   })
 
-  it('a stream sends role, pieces, finish, usage when asked, [DONE]', async () => {
+  it('a stream sends role, pieces, finish, usage when requested, [DONE]', async () => {
     await put({ text: 'a b' })
     const frames = await api.frames('reply', usage)
     assert.deepEqual(
