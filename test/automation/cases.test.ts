@@ -1,25 +1,24 @@
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
 import { sql } from '#core/db/sql.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import type { Client, Reply } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 
 const hash = (text: string) => createHash('sha256').update(text).digest('hex')
 
 const code = ({ status, body }: Reply) => [status, body?.error?.code]
 
 describe('cases', () => {
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ workers: [] }))
   let key: Client
   let project: string
   before(async () => {
-    app = await startAgentApp({ workers: [] })
     const made = await app.projectWith(['cases:*', 'actors:*', 'actors:DeleteActor', 'files:*', 'documents:*'])
     key = made.key
     project = made.id
   })
-  after(() => app?.close())
 
   const create = async (body: object = {}, by = key) => {
     const made = await by.post('/cases', { title: 'A claim', ...body })

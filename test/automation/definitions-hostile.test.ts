@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { refused } from '../execution/tool-target.ts'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { step } from './orchestration-support.ts'
 
 const states = [{ name: 'open', initial: true }]
@@ -32,19 +33,16 @@ for (const [plural, { plain, other, calls, hostile }] of Object.entries(DEFINITI
   describe(`definitions of ${plural}`, () => {
     const noun = plural.slice(0, -1)
     const Noun = noun.replace(/^./, letter => letter.toUpperCase())
-    let app: TestApp
-    let project: TestProject
+    const app = forSuite(startApp)
+    const project = forSuite(() => app.projectWith([`${plural}:*`, 'tools:*']))
     let tool: string
     before(async () => {
-      app = await startApp()
-      project = await app.projectWith([`${plural}:*`, 'tools:*'])
       const reply = await project.key.post('/tools', {
         name: 'pays',
         execute: { method: 'GET', url: 'https://example.com/pay' },
       })
       tool = reply.body.id
     })
-    after(() => app?.close())
 
     let count = 0
     const make = async (fields: object = {}) => {

@@ -3,21 +3,22 @@ import { sql } from '#core/db/sql.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
-import { RUN_ACTIONS, type RunApp, set, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { RUN_ACTIONS, set, startRunApp } from './fixtures.ts'
 
 describe('hostile playbooks', () => {
-  let app: RunApp
-  let tool_id: string
-  let counter = 0
-  before(async () => {
-    app = await startRunApp({
+  const app = forSuite(() =>
+    startRunApp({
       actions: [...RUN_ACTIONS, 'playbooks:*', 'cases:*', 'tools:CallTool'],
       workers: ['orchestration', 'generation'],
       env: { TASKS_SCHEDULER_INTERVAL_MS: '500' },
-    })
+    }),
+  )
+  let tool_id: string
+  let counter = 0
+  before(async () => {
     tool_id = await app.tool()
   })
-  after(() => app.close())
 
   const created = async (path: string, body: object): Promise<any> => {
     const reply = await app.key.post(path, body)

@@ -2,24 +2,23 @@ import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import net from 'node:net'
 import { newId } from '#core/base/ids.ts'
-import { type Client, eventually } from '../support/app.ts'
+import { eventually } from '../support/app.ts'
 import { resident, startProcess, type TestProcess } from '../support/processes.ts'
-import { hook, madeTrigger, signatureOf, startTriggerApp, type TriggerApp } from './triggers-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { hook, madeTrigger, signatureOf, startTriggerApp } from './triggers-support.ts'
 
 const MIB = 1024 * 1024
 
 describe('bodies without a bearer credential', function () {
   this.timeout(120_000)
-  let app: TriggerApp
-  let key: Client
+  const app = forSuite(startTriggerApp)
+  const key = forSuite(() => app.key)
   let trigger: any
   let other: any
   let web: TestProcess
   const open = new Set<net.Socket>()
 
   before(async () => {
-    app = await startTriggerApp()
-    key = app.key
     const fields = { type: 'webhook', target_type: 'tool', target_id: app.toolId }
     trigger = await madeTrigger(key, fields)
     other = await madeTrigger(key, fields)
@@ -34,7 +33,6 @@ describe('bodies without a bearer credential', function () {
   })
   after(async () => {
     await web?.kill()
-    await app?.close()
   })
 
   type Conversation = { socket: net.Socket; answer: Promise<{ status: number; text: string }> }

@@ -2,19 +2,15 @@ import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
-import { attempts, chain, type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { attempts, chain, startRunApp } from './fixtures.ts'
 
 /** A prompt that makes the model answer one after the other. */
 const script = (...replies: object[]) => `@double ${JSON.stringify(replies)}`
 
 describe('agents in runs', function () {
   this.timeout(60_000)
-  let app: RunApp
-
-  before(async () => {
-    app = await startRunApp()
-  })
-  after(() => app?.close())
+  const app = forSuite(startRunApp)
 
   const agent = (id: string, more: object = {}) => ({ id, type: 'agent', agent_id: app.agentId, ...more })
   const asked = async (): Promise<any[]> => {

@@ -1,24 +1,23 @@
 import assert from 'node:assert/strict'
-import { type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startRunApp } from './fixtures.ts'
 
 /** Runs of two orchestrations, and keys whose policies name some of them. */
 describe('run names in policies', function () {
   this.timeout(60_000)
-  let app: RunApp
+  const app = forSuite(startRunApp)
   let one: string
   let other: string
   /** Two runs of the first, one of the other. */
   let runs: string[]
 
   before(async () => {
-    app = await startRunApp()
     const graph = () => app.orchestration([{ id: 'ask', type: 'human' }])
     one = await graph()
     other = await graph()
     runs = []
     for (const id of [one, one, other]) runs.push((await app.start(id)).id)
   })
-  after(() => app?.close())
 
   const srn = (type: string, id: string) => `srn:${app.projectId}:${type}:${id}`
   const allow = (action: string[], resource: string[], more: object = {}) => ({

@@ -1,27 +1,23 @@
 import assert from 'node:assert/strict'
 import { json } from '../execution/tool-target.ts'
-import type { Client } from '../support/app.ts'
-import { chain, type RunApp, set, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { chain, set, startRunApp } from './fixtures.ts'
 
 /** A retry by a caller that may only retry: an approval, and an answer of a person, releases a call once. */
 describe('answers of people in retried runs', function () {
   this.timeout(90_000)
-  let app: RunApp
-  let retrier: Client
-
-  before(async () => {
-    app = await startRunApp()
-    retrier = await app.user(undefined, [
+  const app = forSuite(startRunApp)
+  const retrier = forSuite(() =>
+    app.user(undefined, [
       {
         statement: [{ effect: 'Allow', action: ['orchestrations:RetryRun'], resource: [`srn:${app.projectId}:*:*`] }],
       },
-    ])
-  })
+    ]),
+  )
   beforeEach(() => {
     app.target.requests.length = 0
     app.target.answer = receive
   })
-  after(() => app?.close())
 
   const receive: typeof app.target.answer = (request, response) =>
     json({}, JSON.parse(request.body).amount > 0 ? 200 : 404)(request, response)

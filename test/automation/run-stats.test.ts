@@ -3,21 +3,17 @@ import { rawQuery } from '#core/db/sql.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually, startApp } from '../support/app.ts'
 import { scrape } from '../support/metrics.ts'
-import { type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startRunApp } from './fixtures.ts'
 
 const PATH = '/orchestrations/queue/stats'
 
 describe('statistics of the run queue', function () {
   this.timeout(60_000)
-  let app: RunApp
+  const app = forSuite(() => startRunApp({ env: { ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES: '1' } }))
   let release = () => {}
-
-  before(async () => {
-    app = await startRunApp({ env: { ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES: '1' } })
-  })
   after(async () => {
     release()
-    await app?.close()
   })
 
   const reader = async (...resource: string[]) =>

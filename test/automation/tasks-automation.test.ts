@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { json } from '../execution/tool-target.ts'
-import { type Client, eventually } from '../support/app.ts'
+import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import {
   eventsOf,
   historyOf,
@@ -10,25 +11,18 @@ import {
   read,
   refusal,
   startTaskApp,
-  type TaskApp,
   task,
   until,
   workflow,
 } from './tasks-support.ts'
 
 describe('task dispatches', () => {
-  let app: TaskApp
-  let key: Client
-
-  before(async () => {
-    app = await startTaskApp()
-    key = app.key
-  })
+  const app = forSuite(startTaskApp)
+  const key = forSuite(() => app.key)
   beforeEach(() => {
     app.target.answer = json({ ok: true, n: 7 })
     app.target.requests.length = 0
   })
-  after(() => app.close())
 
   /** Creates a workflow whose state `work` starts a dispatch. */
   const working = (dispatch: object, onEnter: object = {}, more: object[] = []) =>

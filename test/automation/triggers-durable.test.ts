@@ -3,16 +3,17 @@ import { sql } from '#core/db/sql.ts'
 import { usageOf } from '../control/usage-support.ts'
 import { json } from '../execution/tool-target.ts'
 import { client as doubleClient } from '../local/double/client.ts'
-import { type Client, eventually } from '../support/app.ts'
+import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
-import { ended, FAST, firingsOf, hook, madeTrigger, startTriggerApp, type TriggerApp } from './triggers-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { ended, FAST, firingsOf, hook, madeTrigger, startTriggerApp } from './triggers-support.ts'
 
 describe('durable firings', function () {
   this.timeout(90_000)
-  let app: TriggerApp
-  let key: Client
+  const app = forSuite(() => startTriggerApp({ workers: [] }))
+  const key = forSuite(() => app.key)
   let double: ReturnType<typeof doubleClient>
   const processes: TestProcess[] = []
   const worker = async (env: Record<string, string> = {}, kinds = ['trigger', 'generation']) => {
@@ -48,8 +49,6 @@ describe('durable firings', function () {
   const keys = () => app.target.requests.map(({ headers }) => headers['idempotency-key'])
 
   before(async () => {
-    app = await startTriggerApp({ workers: [] })
-    key = app.key
     double = doubleClient(app.double)
   })
   beforeEach(() => {
@@ -60,7 +59,6 @@ describe('durable firings', function () {
     await steady.stop()
     await Promise.all(processes.splice(0).map(each => each.kill()))
   })
-  after(() => app?.close())
 
   it('fires an accepted hook after a time without workers and after the loss of its message', async () => {
     const trigger = await tool({ type: 'webhook' })

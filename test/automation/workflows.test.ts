@@ -1,5 +1,6 @@
 import { strict as assert } from 'node:assert'
 import { startApp, type TestApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 const codesOf = (body: any): string[] => body.error.meta.problems.map(({ code }: { code: string }) => code)
 
@@ -21,7 +22,7 @@ const transitions = [
 ]
 
 describe('workflows', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let key: Awaited<ReturnType<TestApp['projectWith']>>['key']
   let projectId: string
   let counter = 0
@@ -38,11 +39,9 @@ describe('workflows', () => {
   }
 
   before(async () => {
-    app = await startApp()
     const project = await app.projectWith(['workflows:*', 'tools:*', 'events:ListEvents'])
     ;({ key, id: projectId } = project)
   })
-  after(() => app.close())
 
   it('are created, read, listed, updated and deleted with permission', async () => {
     const flow = await made({ description: 'for cards', payload_schema: { type: 'object' } })

@@ -12,7 +12,7 @@ import { expireQueue } from '#execution/approvals/queue.ts'
 import { createTurn } from '#execution/generations/request/create.ts'
 import { findEmbedded, startEmbedded } from '#local/postgres.ts'
 import { withSettings } from '#operator/settings.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { launch, run } from '../support/commands.ts'
 import { startEmbeddingServer } from '../support/embedding-server.ts'
 import { testEnvironment } from '../support/environment.ts'
@@ -20,6 +20,7 @@ import { muster as inHost } from '../support/hosts.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 import { startReceiver } from '../support/receiver.ts'
 import { startS3 } from '../support/s3.ts'
+import { forSuite } from '../support/suite.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
 
@@ -28,11 +29,7 @@ type Check = { name: string; status: string; detail: string; fix?: string }
 describe('muster', function () {
   this.timeout(60_000)
 
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ workers: ['delivery'] })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startApp({ workers: ['delivery'] }))
 
   const muster = (args: string[], env: Record<string, string> = {}) =>
     inHost(args, { ...testEnvironment(app.databaseUrl), ...env })

@@ -3,6 +3,7 @@ import { execFileSync } from 'node:child_process'
 import fs from 'node:fs'
 import path from 'node:path'
 import { json, startScripted } from '../client/support.ts'
+import { forSuite } from '../support/suite.ts'
 import { PROGRAM, User } from './support.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
@@ -11,16 +12,12 @@ const LIST = { data: [{ id: ID, name: 'Ann' }, { id: '$(touch executed)' }], tot
 
 describe('a start of the command line', function () {
   this.timeout(60_000)
-  let service: Awaited<ReturnType<typeof startScripted>>
+  const service = forSuite(() => startScripted(json(LIST)))
   let user: User
-  before(async () => {
-    service = await startScripted(json(LIST))
-  })
   beforeEach(() => {
     user = new User(service.url, 'sk_x')
   })
   afterEach(() => user.close())
-  after(() => service?.close())
 
   /** Runs the program; returns the files of this repository and the modules of Node that it has loaded. */
   const loads = async (...args: string[]) => {

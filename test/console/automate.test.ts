@@ -3,19 +3,15 @@ import type { Page } from 'playwright-core'
 import { voidStatement } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
-import { type Receiver, startReceiver } from '../support/receiver.ts'
+import { startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
 import { choose, consoleSuite, focusOn, go, HOSTILE, openConsole, pressEnter } from './support.ts'
 
 describe('the console for automation', function () {
   this.timeout(180_000)
   const suite = consoleSuite(['generation', 'delivery', 'orchestration', 'trigger'])
   const { at, open, heading, closeLater } = suite
-  let receiver: Receiver
-
-  before(async () => {
-    receiver = await startReceiver()
-  })
-  after(async () => await receiver?.close())
+  const receiver = forSuite(startReceiver)
   beforeEach(() => {
     receiver.requests.length = 0
     receiver.answer = 200

@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
 import type { Page } from 'playwright-core'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { consoleSuite, focusOn, HOSTILE, pressEnter, violations } from './support.ts'
 
 const scripted = (replies: object[]) => `@double ${JSON.stringify(replies)}`
@@ -11,12 +12,7 @@ describe('the playground in the console', function () {
   this.timeout(180_000)
   const suite = consoleSuite()
   const { open } = suite
-  let target: Target
-
-  before(async () => {
-    target = await startTarget()
-  })
-  after(() => target?.close())
+  const target = forSuite(startTarget)
 
   const create = async (path: string, body: object) => {
     const reply = await suite.app.admin.post(path, { project_id: suite.app.projectId, ...body })

@@ -2,21 +2,17 @@ import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import type { Page } from 'playwright-core'
 import { chain } from '../automation/fixtures.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
+import { forSuite } from '../support/suite.ts'
 import { choose, consoleSuite, focusOn, go, HOSTILE, openConsole, setOutput } from './support.ts'
 
 describe('runs in the console', function () {
   this.timeout(180_000)
   const suite = consoleSuite(['generation', 'orchestration'])
   const { at, open, heading } = suite
-  let target: Target
-
-  before(async () => {
-    target = await startTarget()
-  })
-  after(() => target?.close())
+  const target = forSuite(startTarget)
 
   const create = async (path: string, body: object) => {
     const reply = await suite.app.admin.post(path, { project_id: suite.app.projectId, ...body })

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
+import { forSuite } from '../support/suite.ts'
 import { consoleSuite, focusOn, HOSTILE, openConsole, violations } from './support.ts'
 
 const call = (name: string, args: object = {}) => ({ name, args })
@@ -11,7 +12,7 @@ describe('traces in the console', function () {
   this.timeout(180_000)
   const suite = consoleSuite(['generation', 'orchestration'])
   const { at, open, heading } = suite
-  let target: Target
+  const target = forSuite(startTarget)
   let toolId: string
 
   const create = async (path: string, body: object) => {
@@ -28,7 +29,6 @@ describe('traces in the console', function () {
   const read = async (id: string) => (await suite.app.admin.get(`/generations/${id}`)).body
 
   before(async () => {
-    target = await startTarget()
     toolId = (
       await create('/tools', {
         project_id: suite.app.projectId,
@@ -38,7 +38,6 @@ describe('traces in the console', function () {
       })
     ).id
   })
-  after(() => target?.close())
 
   it('shows a turn, its steps, tools and nested turns on one axis, and walks them by keyboard', async () => {
     target.answer = json({ total: 240 })

@@ -2,7 +2,8 @@ import assert from 'node:assert/strict'
 import { embeddingWindows } from '#content/index/chunks/embed.ts'
 import { sql } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
-import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
+import { startEmbeddingServer } from '../support/embedding-server.ts'
+import { forSuite } from '../support/suite.ts'
 
 const DIMENSIONS = 32
 
@@ -58,11 +59,9 @@ describe('windows of a text', () => {
 })
 
 describe('chunks in the database', () => {
-  let app: TestApp
-  let server: EmbeddingServer
-  before(async () => {
-    server = await startEmbeddingServer(DIMENSIONS)
-    app = await startApp({
+  const server = forSuite(() => startEmbeddingServer(DIMENSIONS))
+  const app = forSuite(() =>
+    startApp({
       env: {
         EMBEDDING_PROVIDER: 'openai',
         EMBEDDING_MODEL: 'm',
@@ -70,15 +69,11 @@ describe('chunks in the database', () => {
         EMBEDDING_BASE_URL: server.url,
         EMBEDDING_MAX_INPUT_CHARS: '500',
       },
-    })
-  })
+    }),
+  )
   beforeEach(() => {
     server.calls.length = 0
     server.behave = () => ({})
-  })
-  after(async () => {
-    await app?.close()
-    await server?.close()
   })
 
   it('hold their words and a lexeme of the project', async () => {

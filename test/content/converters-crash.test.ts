@@ -1,15 +1,16 @@
 import assert from 'node:assert/strict'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 import { settledStatus, upload } from './ingestion-support.ts'
 
 describe('an agent that converts a file', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let double: ReturnType<typeof client>
+  const app = forSuite(() => startAgentApp({ workers: ['generation'] }))
+  const double = forSuite(() => client(app.double))
   const processes: TestProcess[] = []
   const env = { INGESTION_LEASE_SECONDS: '2', SHUTDOWN_GRACE_MS: '300' }
   const steady = steadyWorkers()
@@ -18,15 +19,9 @@ describe('an agent that converts a file', function () {
     processes.push(made)
     return made
   }
-
-  before(async () => {
-    app = await startAgentApp({ workers: ['generation'] })
-    double = client(app.double)
-  })
   afterEach(() => steady.stop())
   after(async () => {
     await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
-    await app?.close()
   })
 
   /** A document whose conversion waits for the model, and the worker that waits for it. */

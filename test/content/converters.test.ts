@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { pdf } from '../support/pdf.ts'
+import { forSuite } from '../support/suite.ts'
 import { reply, startTools, type TestTools } from '../support/tools.ts'
 import { chunksOf, eventsOf, ingested, settledStatus, upload } from './ingestion-support.ts'
 
@@ -14,13 +15,9 @@ const GIF = Buffer.from('R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA
 // Tools are filled in by test/support/tools.ts: the product has the hook for them, and no tools yet.
 describe('converters', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let tools: TestTools
-  let double: ReturnType<typeof client>
-
-  before(async () => {
-    tools = await startTools()
-    app = await startAgentApp({
+  const tools = forSuite(startTools)
+  const app = forSuite(() =>
+    startAgentApp({
       workers: ['ingestion', 'generation'],
       env: {
         BASE_URL,
@@ -28,13 +25,9 @@ describe('converters', function () {
         PROVIDER_MAX_RETRIES: '0',
         INGESTION_LEASE_SECONDS: '2',
       },
-    })
-    double = client(app.double)
-  })
-  after(async () => {
-    await app?.close()
-    await tools?.close()
-  })
+    }),
+  )
+  const double = forSuite(() => client(app.double))
 
   let counter = 0
   /** A type that no other test uses, so that its rule is the only one. */
@@ -431,11 +424,7 @@ describe('converters', function () {
   })
 
   describe('without an address of the deployment', () => {
-    let plain: TestApp
-    before(async () => {
-      plain = await startApp({ workers: ['ingestion'], env: { CONVERTER_TIMEOUT_MS: '2000' } })
-    })
-    after(() => plain?.close())
+    const plain = forSuite(() => startApp({ workers: ['ingestion'], env: { CONVERTER_TIMEOUT_MS: '2000' } }))
 
     const convert = async (answer: Parameters<TestTools['answer']>[1], fields: object = {}) => {
       const { id, key } = await plain.project()

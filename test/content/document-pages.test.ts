@@ -1,19 +1,15 @@
 import assert from 'node:assert/strict'
 import { pageStarts, splitIntoPages } from '#content/index/chunks/pages.ts'
 import { joinPages } from '#content/index/chunks/split.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { pdf } from '../support/pdf.ts'
+import { forSuite } from '../support/suite.ts'
 import { rowsOf } from './documents-support.ts'
 import { chunksOf, ingested, settledStatus, upload } from './ingestion-support.ts'
 
 describe('pages of documents', () => {
-  let app: TestApp
-  let key: Awaited<ReturnType<TestApp['project']>>['key']
-  before(async () => {
-    app = await startApp({ workers: ['ingestion'] })
-    key = (await app.project()).key
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startApp({ workers: ['ingestion'] }))
+  const key = forSuite(async () => (await app.project()).key)
 
   const patch = async (id: string, body: object) => {
     const reply = await key.patch(`/documents/${id}`, body)

@@ -1,15 +1,12 @@
 import assert from 'node:assert/strict'
 import { startApp, type TestApp } from '../support/app.ts'
 import { withoutSharing } from '../support/fuzz.ts'
+import { forSuite } from '../support/suite.ts'
 import { eventsOf, makeDocument, plantDocument, problemCodes, rowsOf, statementsOf } from './documents-support.ts'
 
 describe('changes of documents', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { DOCUMENT_CONTENT_MAX_BYTES: '100000' } }))
   let project: Awaited<ReturnType<TestApp['project']>>
-  before(async () => {
-    app = await startApp({ env: { DOCUMENT_CONTENT_MAX_BYTES: '100000' } })
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.project()
   })

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { createServer, type Server } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { makeDocument, rowsOf } from './documents-support.ts'
 
 const DIMENSIONS = 32
@@ -225,17 +226,15 @@ describe('vectors of inline documents', () => {
 })
 
 describe('vectors of a document of more than a thousand chunks', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp({
+  const app = forSuite(() =>
+    startApp({
       env: {
         EMBEDDING_PROVIDER: 'local',
         EMBEDDING_DIMENSIONS: String(DIMENSIONS),
         EMBEDDING_INLINE_TIMEOUT_MS: '60000',
       },
-    })
-  })
-  after(() => app.close())
+    }),
+  )
 
   it('are written with it, each once, by a create and by a change of the text', async () => {
     const { key } = await app.project()

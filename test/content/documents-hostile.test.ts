@@ -3,6 +3,7 @@ import http from 'node:http'
 import { inTransaction, onSeparateConnection } from '#core/db/pool.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { eventsOf, makeDocument, plantDocument, rowsOf } from './documents-support.ts'
 
 const ACTIONS = [
@@ -14,12 +15,8 @@ const ACTIONS = [
 ]
 
 describe('documents under attack', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { DOCUMENT_CONTENT_MAX_BYTES: '100000' } }))
   let project: Awaited<ReturnType<TestApp['project']>>
-  before(async () => {
-    app = await startApp({ env: { DOCUMENT_CONTENT_MAX_BYTES: '100000' } })
-  })
-  after(() => app?.close())
   beforeEach(async () => {
     project = await app.project()
   })

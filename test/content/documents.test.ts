@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { inTransaction, onSeparateConnection } from '#core/db/pool.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { eventsOf, makeDocument, plantDocument, problemCodes, rowsOf, statementsOf } from './documents-support.ts'
 
 const unknown = 'doc_00000000000000000000000000'
@@ -10,12 +11,8 @@ const allow = (action: string[], ...resource: string[]) => ({
 })
 
 describe('documents', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { DOCUMENT_CONTENT_MAX_BYTES: '100000', INGESTION_MAX_CHUNKS: '500' } }))
   let project: Awaited<ReturnType<TestApp['project']>>
-  before(async () => {
-    app = await startApp({ env: { DOCUMENT_CONTENT_MAX_BYTES: '100000', INGESTION_MAX_CHUNKS: '500' } })
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.project()
   })

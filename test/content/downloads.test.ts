@@ -6,7 +6,8 @@ import { downloadUrl } from '#content/files/download.ts'
 import { manualClock } from '#core/base/clock.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { signToken } from '#identity/tokens/tokens.ts'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { statementsOf } from './documents-support.ts'
 import { download, formOf, sendForm, upload } from './file-support.ts'
 
@@ -15,8 +16,13 @@ const code = (bytes: Buffer) => JSON.parse(bytes.toString()).error.code
 
 describe('downloads', () => {
   const clock = manualClock()
-  let app: TestApp
-  let key: Client
+  const app = forSuite(() =>
+    startApp({
+      env: { FILE_BLOB_CHUNK_BYTES: String(CHUNK), FILE_DOWNLOAD_TOKEN_TTL_SECONDS: '60' },
+      clock,
+    }),
+  )
+  const key = forSuite(async () => (await app.project()).key)
   let bytes: Buffer
   let id: string
   let etag: string
@@ -30,16 +36,10 @@ describe('downloads', () => {
   }
 
   before(async () => {
-    app = await startApp({
-      env: { FILE_BLOB_CHUNK_BYTES: String(CHUNK), FILE_DOWNLOAD_TOKEN_TTL_SECONDS: '60' },
-      clock,
-    })
-    ;({ key } = await app.project())
     bytes = randomBytes(CHUNK * 3 + 100)
     id = (await stored('data.txt', bytes)).id
     etag = `"${createHash('sha256').update(bytes).digest('hex')}"`
   })
-  after(() => app.close())
 
   it('answers the bytes as an attachment that no cache stores and no browser sniffs', async () => {
     const got = await get()

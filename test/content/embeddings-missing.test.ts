@@ -3,10 +3,11 @@ import { missingQueue } from '#content/index/embeddings/embed-missing.ts'
 import { type Clock, manualClock } from '#core/base/clock.ts'
 import { sql } from '#core/db/sql.ts'
 import { queueMessage } from '#core/queues/queue.ts'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster } from '../support/hosts.ts'
+import { forSuite } from '../support/suite.ts'
 
 const DIMENSIONS = 32
 const HOUR = 3_600_000
@@ -28,13 +29,9 @@ const chunksOf = async (app: TestApp, documentId: string) =>
     select id from document_chunks where document_id = ${documentId} order by id`)) as readonly string[]
 
 describe('vectors that are missing', () => {
-  let server: EmbeddingServer
-  let app: TestApp
-  let key: Client
-  const clock = manualClock() as Clock & { advance(ms: number): void }
-  before(async () => {
-    server = await startEmbeddingServer(DIMENSIONS)
-    app = await startApp({
+  const server = forSuite(() => startEmbeddingServer(DIMENSIONS))
+  const app = forSuite(() =>
+    startApp({
       workers: ['delivery', 'ingestion'],
       clock,
       env: {
@@ -43,17 +40,14 @@ describe('vectors that are missing', () => {
         EMBEDDING_INLINE_TIMEOUT_MS: '1500',
         EMBEDDING_TIMEOUT_MS: '5000',
       },
-    })
-    key = (await app.project()).key
-  })
+    }),
+  )
+  const key = forSuite(async () => (await app.project()).key)
+  const clock = manualClock() as Clock & { advance(ms: number): void }
   beforeEach(() => {
     server.calls.length = 0
     server.behave = () => ({})
     app.logs.length = 0
-  })
-  after(async () => {
-    await app?.close()
-    await server?.close()
   })
 
   const create = async (content: string, more: object = {}) => {

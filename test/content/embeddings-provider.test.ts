@@ -4,8 +4,9 @@ import type { EmbedOptions } from '#content/index/embeddings/model.ts'
 import { sql } from '#core/db/sql.ts'
 import { usageOnce, usageSettled } from '../control/usage-support.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
-import { type EmbeddingServer, startEmbeddingServer, vectorOf } from '../support/embedding-server.ts'
+import { startEmbeddingServer, vectorOf } from '../support/embedding-server.ts'
 import { scrape } from '../support/metrics.ts'
+import { forSuite } from '../support/suite.ts'
 
 const DIMENSIONS = 32
 const KEY = 'sk-embedding-key-of-the-tests'
@@ -14,11 +15,8 @@ const lines = (app: TestApp, text: string) =>
   app.logs.filter(line => line.includes(text)).map(line => JSON.parse(line) as Record<string, unknown>)
 
 describe('the embedding provider', () => {
-  let server: EmbeddingServer
+  const server = forSuite(() => startEmbeddingServer(DIMENSIONS))
   const apps: TestApp[] = []
-  before(async () => {
-    server = await startEmbeddingServer(DIMENSIONS)
-  })
   beforeEach(() => {
     server.calls.length = 0
     server.busiest = 0
@@ -26,7 +24,6 @@ describe('the embedding provider', () => {
   })
   after(async () => {
     for (const app of apps) await app.close()
-    await server?.close()
   })
 
   const start = async (env: Record<string, string> = {}): Promise<TestApp> => {

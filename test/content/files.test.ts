@@ -3,8 +3,9 @@ import { createHash } from 'node:crypto'
 import { insertFile } from '#content/files/store.ts'
 import { newId } from '#core/base/ids.ts'
 import { rawQuery, sql } from '#core/db/sql.ts'
-import { type Client, client, startApp, type TestApp } from '../support/app.ts'
+import { type Client, client, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 import { statementsOf } from './documents-support.ts'
 import { download, formOf, sendForm, upload } from './file-support.ts'
 
@@ -14,7 +15,7 @@ const code = (reply: { body: any }) => reply.body?.error?.code
 const problem = (reply: { body: any }) => reply.body?.error?.meta?.problems?.[0]
 
 describe('files', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let project: string
   let key: Client
   let counter = 0
@@ -43,10 +44,8 @@ describe('files', () => {
   const bytesHeld = async () => (await rows('select count(*) as n from file_blobs'))[0].n as number
 
   before(async () => {
-    app = await startApp()
     ;({ id: project, key } = await app.project())
   })
-  after(() => app.close())
 
   describe('a record without content', () => {
     it('answers the record, emits an event with it and leaves an audit entry', async () => {

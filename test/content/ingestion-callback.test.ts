@@ -6,7 +6,8 @@ import { signToken } from '#identity/tokens/tokens.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { randomOf } from '../support/fuzz.ts'
 import { pdf } from '../support/pdf.ts'
-import { reply, startTools, type TestTools } from '../support/tools.ts'
+import { forSuite } from '../support/suite.ts'
+import { reply, startTools } from '../support/tools.ts'
 import {
   age,
   chunksOf,
@@ -20,15 +21,9 @@ import {
 } from './ingestion-support.ts'
 
 describe('conversion of files', () => {
-  let app: TestApp
-  let tools: TestTools
-  let key: TestApp['admin']
-  let keyId: string
-  let tool: string
-
-  before(async () => {
-    tools = await startTools()
-    app = await startApp({
+  const tools = forSuite(startTools)
+  const app = forSuite(() =>
+    startApp({
       workers: ['ingestion'],
       env: {
         BASE_URL: 'http://muster.test',
@@ -36,7 +31,13 @@ describe('conversion of files', () => {
         INGESTION_MAX_PAGES: '20',
         INGESTION_LEASE_SECONDS: '4',
       },
-    })
+    }),
+  )
+  let key: TestApp['admin']
+  let keyId: string
+  let tool: string
+
+  before(async () => {
     const project = await app.project()
     key = project.key
     keyId = project.keyId
@@ -56,10 +57,6 @@ describe('conversion of files', () => {
       const { status, body } = await key.post('/ingestion-rules', { tool_id: tool, ...fields })
       assert.equal(status, 201, JSON.stringify(body))
     }
-  })
-  after(async () => {
-    await app?.close()
-    await tools?.close()
   })
   beforeEach(() => tools.answer(tool, { body: 'text' }))
 

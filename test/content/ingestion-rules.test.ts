@@ -1,24 +1,19 @@
 import assert from 'node:assert/strict'
 import { newId } from '#core/base/ids.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import type { Reply } from '../support/app.ts'
 import { processorMs } from '../support/event-loop.ts'
 import { storedEvents } from '../support/events.ts'
-import { startTools, type TestTools } from '../support/tools.ts'
+import { forSuite } from '../support/suite.ts'
+import { startTools } from '../support/tools.ts'
 
 describe('ingestion rules', () => {
-  let app: AgentApp
-  let tools: TestTools
+  const tools = forSuite(startTools)
+  const app = forSuite(() => startAgentApp({ workers: [] }))
   let tool: string
 
   before(async () => {
-    tools = await startTools()
-    app = await startAgentApp({ workers: [] })
     tool = await tools.add(app, app.projectId)
-  })
-  after(async () => {
-    await app?.close()
-    await tools?.close()
   })
 
   let counter = 0

@@ -3,25 +3,19 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { loadConfig } from '#config.ts'
 import { newId } from '#core/base/ids.ts'
 import { sql } from '#core/db/sql.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { pdf } from '../support/pdf.ts'
+import { forSuite } from '../support/suite.ts'
 import { chunksOf, eventsOf, ingested, refuses, settledStatus, upload } from './ingestion-support.ts'
 
-type Project = Awaited<ReturnType<TestApp['project']>>
-
 describe('ingestion', () => {
-  let app: TestApp
-  let project: Project
-  let key: Project['key']
-
-  before(async () => {
-    app = await startApp({ workers: ['ingestion'], env: { SYNC_INGESTION_MAX_BYTES: '4000', SYNC_WAIT_SECONDS: '20' } })
-    project = await app.project()
-    key = project.key
-  })
-  after(() => app?.close())
+  const app = forSuite(() =>
+    startApp({ workers: ['ingestion'], env: { SYNC_INGESTION_MAX_BYTES: '4000', SYNC_WAIT_SECONDS: '20' } }),
+  )
+  const project = forSuite(() => app.project())
+  const key = forSuite(() => project.key)
 
   const ingest = (fileId: string, fields: object = {}, query = '') =>
     key.post(`/documents/ingest${query}`, { file_id: fileId, ...fields })
@@ -506,16 +500,13 @@ describe('ingestion', () => {
   })
 
   describe('within limits', () => {
-    let small: TestApp
-    let other: Project
-    before(async () => {
-      small = await startApp({
+    const small = forSuite(() =>
+      startApp({
         workers: ['ingestion'],
         env: { INGESTION_MAX_TEXT_BYTES: '1000', INGESTION_MAX_CHUNKS: '10', INGESTION_MAX_PAGES: '3' },
-      })
-      other = await small.project()
-    })
-    after(() => small?.close())
+      }),
+    )
+    const other = forSuite(() => small.project())
 
     it('records INGESTION_FAILED with the limit that was passed, without another try', async () => {
       const failed = async (content: string | Buffer, fields: object, file: object = {}) => {

@@ -1,13 +1,14 @@
 import { strict as assert } from 'node:assert'
 import { rawQuery } from '#core/db/sql.ts'
-import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { type Client, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 const allow = (resource: string[], action = ['knowledge:SearchKnowledge']) => ({
   statement: [{ effect: 'Allow', action, resource }],
 })
 
 describe('knowledge search', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '256' } }))
   let project: { id: string; key: Client }
 
   const rows = (text: string, values: unknown[] = []) =>
@@ -29,11 +30,6 @@ describe('knowledge search', () => {
   }
   /** A user who may only search what the resources name. */
   const searcher = (resources: string[]) => app.user(undefined, [allow(resources)])
-
-  before(async () => {
-    app = await startApp({ env: { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '256' } })
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.project()
   })

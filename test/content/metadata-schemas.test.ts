@@ -1,11 +1,12 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
-import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, type Reply, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 import { statementsOf } from './documents-support.ts'
 
 describe('metadata schemas', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let project: { id: string; key: Client; keyId: string }
   const unknown = 'mdschema_00000000000000000000000000'
   const quarterly = { type: 'object', required: ['quarter'], properties: { quarter: { enum: ['Q1', 'Q2'] } } }
@@ -23,11 +24,6 @@ describe('metadata schemas', () => {
   const write = (path: string, fields: object = {}) => project.key.post('/documents', { content: 'x', path, ...fields })
   const refused = (reply: Reply, code: string, status = 400) =>
     assert.deepEqual([reply.status, reply.body?.error?.code], [status, code], JSON.stringify(reply.body))
-
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.project()
   })

@@ -19,6 +19,7 @@ import { startWeb } from '#web.ts'
 import { seeded } from '../bench/knowledge-corpora.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { cloneTemplate } from '../support/postgres.ts'
+import { forSuite } from '../support/suite.ts'
 import { nearestTo } from './vectors-support.ts'
 
 const DIMENSIONS = 64
@@ -45,7 +46,7 @@ async function startPglite(): Promise<{ url: string; close(): Promise<void> }> {
 
 describe('vectors with pgvector', function () {
   this.timeout(120_000)
-  let database: { url: string; close(): Promise<void> }
+  const database = forSuite(startPglite)
   let pool: Pool
   let statements: string[]
   const { normal } = seeded(9)
@@ -77,7 +78,6 @@ describe('vectors with pgvector', function () {
   const asked = (operator: string) => statements.filter(text => text.includes(operator)).length
 
   before(async () => {
-    database = await startPglite()
     statements = []
     pool = await openPool({
       databaseUrl: database.url,
@@ -99,7 +99,6 @@ describe('vectors with pgvector', function () {
   })
   after(async () => {
     await pool?.end()
-    await database?.close()
   })
 
   it('does without the extension unless it is demanded', async () => {

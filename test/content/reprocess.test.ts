@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
-import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
+import { startEmbeddingServer } from '../support/embedding-server.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster } from '../support/hosts.ts'
+import { forSuite } from '../support/suite.ts'
 
 const DIMENSIONS = 64
 
@@ -11,11 +12,8 @@ describe('muster reprocess', function () {
   this.timeout(60_000)
 
   let app: TestApp
-  let server: EmbeddingServer
+  const server = forSuite(() => startEmbeddingServer(DIMENSIONS))
   let project: { id: string; key: Client }
-  before(async () => {
-    server = await startEmbeddingServer(DIMENSIONS)
-  })
   beforeEach(async () => {
     server.calls.length = 0
     server.behave = () => ({})
@@ -23,7 +21,6 @@ describe('muster reprocess', function () {
     project = await app.project()
   })
   afterEach(() => app?.close())
-  after(() => server?.close())
 
   const settings = () => ({
     EMBEDDING_PROVIDER: 'openai',

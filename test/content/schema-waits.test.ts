@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { schemaChecks } from '#core/json-schema/checks.ts'
-import { type Client, client, startApp, type TestApp } from '../support/app.ts'
+import { client, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { upload } from './file-support.ts'
 
 /** A schema that takes about 300 ms of a processor to compile. */
@@ -13,18 +14,9 @@ const costly = (number: number) => ({
 
 describe('writes of metadata whose schema waits for a thread', function () {
   this.timeout(90_000)
-  let app: TestApp
-  let later: TestApp
-  let project: { id: string; key: Client }
-  before(async () => {
-    app = await startApp()
-    project = await app.project()
-    later = await startApp({ databaseUrl: app.databaseUrl })
-  })
-  after(async () => {
-    await later.close()
-    await app.close()
-  })
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
+  const later = forSuite(() => startApp({ databaseUrl: app.databaseUrl }))
 
   it('hold no transaction', async () => {
     const made = async (path: string, body: object) => {

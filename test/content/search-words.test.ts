@@ -7,7 +7,8 @@ import { sql } from '#core/db/sql.ts'
 import { RequeueError } from '#core/work/handler.ts'
 import { toolKind } from '#execution/tools/model.ts'
 import { state } from '../memory/support.ts'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { ingested, refuses, upload } from './ingestion-support.ts'
 
 const write = async (key: Client, content: string): Promise<string> => {
@@ -67,11 +68,7 @@ describe('words of a text', () => {
 })
 
 describe('search by words', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ workers: ['ingestion'] })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startApp({ workers: ['ingestion'] }))
 
   /** A project with these texts only. */
   const project = async (contents: readonly string[], settings: object = {}) => {

@@ -3,7 +3,8 @@ import { createHash } from 'node:crypto'
 import { deleteEndedTokens } from '#content/files/store.ts'
 import { manualClock } from '#core/base/clock.ts'
 import { rawQuery } from '#core/db/sql.ts'
-import { type Client, client, startApp, type TestApp } from '../support/app.ts'
+import { type Client, client, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { download, formOf, handmade, type Part, sendForm, sendRaw } from './file-support.ts'
 
 const code = (reply: { body: any }) => reply.body?.error?.code
@@ -11,7 +12,17 @@ const problem = (reply: { body: any }) => reply.body?.error?.meta?.problems?.[0]
 
 describe('upload tokens', () => {
   const clock = manualClock()
-  let app: TestApp
+  const app = forSuite(() =>
+    startApp({
+      env: {
+        FILES_MAX_UPLOAD_BYTES: '2000000',
+        FILES_INLINE_MAX_BYTES: '500000',
+        UPLOAD_TOKEN_TTL_SECONDS: '1200',
+        BASE_URL: 'https://files.example.com/base/',
+      },
+      clock,
+    }),
+  )
   let project: string
   let key: Client
   let keyId: string
@@ -41,18 +52,8 @@ describe('upload tokens', () => {
   }
 
   before(async () => {
-    app = await startApp({
-      env: {
-        FILES_MAX_UPLOAD_BYTES: '2000000',
-        FILES_INLINE_MAX_BYTES: '500000',
-        UPLOAD_TOKEN_TTL_SECONDS: '1200',
-        BASE_URL: 'https://files.example.com/base/',
-      },
-      clock,
-    })
     ;({ id: project, key, keyId } = await app.project())
   })
-  after(() => app.close())
   afterEach(async () => assert.deepEqual(await rows("select id from file_blobs where state = 'staging'"), []))
 
   it('are made of 256 bits, of which only a hash is kept, and expire', async () => {

@@ -6,7 +6,8 @@ import { gzipSync } from 'node:zlib'
 import { sendFile as answerDownload, downloadBase64 } from '#content/files/download.ts'
 import { fileKind } from '#content/files/model.ts'
 import { rawQuery } from '#core/db/sql.ts'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { download, formOf, handmade, sendForm, sendRaw, upload } from './file-support.ts'
 
 const MAX = 3_000_000
@@ -16,8 +17,20 @@ const code = (reply: { body: any }) => reply.body?.error?.code
 
 describe('uploads of clients that are slow, broken or hostile', function () {
   this.timeout(60_000)
-  let app: TestApp
-  let key: Client
+  const app = forSuite(() =>
+    startApp({
+      env: {
+        FILES_MAX_UPLOAD_BYTES: String(MAX),
+        FILES_INLINE_MAX_BYTES: '1000000',
+        FILE_BLOB_CHUNK_BYTES: '65536',
+        DATABASE_POOL_MAX: '4',
+        HTTP_IDLE_TIMEOUT_MS: String(IDLE),
+        HTTP_BODY_TIMEOUT_MS: '1500',
+        UPLOAD_TIMEOUT_MS: '6000',
+      },
+    }),
+  )
+  const key = forSuite(async () => (await app.project()).key)
   const { head, tail, type } = handmade('bound')
   const rows = async (text: string, values: unknown[] = []) =>
     (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
@@ -80,22 +93,6 @@ describe('uploads of clients that are slow, broken or hostile', function () {
         }),
       )
     })
-
-  before(async () => {
-    app = await startApp({
-      env: {
-        FILES_MAX_UPLOAD_BYTES: String(MAX),
-        FILES_INLINE_MAX_BYTES: '1000000',
-        FILE_BLOB_CHUNK_BYTES: '65536',
-        DATABASE_POOL_MAX: '4',
-        HTTP_IDLE_TIMEOUT_MS: String(IDLE),
-        HTTP_BODY_TIMEOUT_MS: '1500',
-        UPLOAD_TIMEOUT_MS: '6000',
-      },
-    })
-    ;({ key } = await app.project())
-  })
-  after(() => app.close())
   afterEach(async () => {
     await nothingStaged()
     assert.deepEqual(

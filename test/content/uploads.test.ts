@@ -1,8 +1,9 @@
 import { strict as assert } from 'node:assert'
 import { createHash, randomBytes } from 'node:crypto'
 import { rawQuery } from '#core/db/sql.ts'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 import { statementsOf } from './documents-support.ts'
 import { download, formOf, handmade, type Part, sendForm, sendRaw } from './file-support.ts'
 
@@ -18,7 +19,15 @@ const PNG = Buffer.from(
 )
 
 describe('uploads', () => {
-  let app: TestApp
+  const app = forSuite(() =>
+    startApp({
+      env: {
+        FILES_MAX_UPLOAD_BYTES: String(MAX),
+        FILES_INLINE_MAX_BYTES: String(INLINE),
+        FILE_BLOB_CHUNK_BYTES: '65536',
+      },
+    }),
+  )
   let project: string
   let key: Client
   let counter = 0
@@ -39,16 +48,8 @@ describe('uploads', () => {
   const total = async () => (await key.get('/files')).body.total as number
 
   before(async () => {
-    app = await startApp({
-      env: {
-        FILES_MAX_UPLOAD_BYTES: String(MAX),
-        FILES_INLINE_MAX_BYTES: String(INLINE),
-        FILE_BLOB_CHUNK_BYTES: '65536',
-      },
-    })
     ;({ id: project, key } = await app.project())
   })
-  after(() => app.close())
   afterEach(nothingStaged)
 
   describe('as a form', () => {

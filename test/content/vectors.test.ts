@@ -10,7 +10,8 @@ import { inTransaction } from '#core/db/pool.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { setForTransaction } from '#core/db/transaction-settings.ts'
 import { anisotropic, isotropic, seeded, sparse, structureless } from '../bench/knowledge-corpora.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { nearestTo, unit, vectorOf } from './vectors-support.ts'
 
 describe('codes of vectors', () => {
@@ -155,7 +156,7 @@ describe('codes of vectors', () => {
 })
 
 describe('vectors in the database', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let project: string
   let space: { id: number; dimensions: number }
   const DIMENSIONS = 64
@@ -175,11 +176,6 @@ describe('vectors in the database', () => {
     )
     return { id, dimensions }
   }
-
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = (await app.project()).id
     space = await newSpace(DIMENSIONS)

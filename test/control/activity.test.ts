@@ -5,19 +5,16 @@ import { pruneActivity } from '#control/activity/retention.ts'
 import { onSeparateConnection } from '#core/db/pool.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { openEvents, type StreamedEvent } from '../execution/streams.ts'
-import { type Client, eventually, type Reply, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { type Client, eventually, type Reply, startApp, type TestProject } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Entry = { id: string; created_at: string; summary: string; [field: string]: unknown }
 
 const READ = ['activity:ListActivity', 'activity:ExportActivity']
 
 describe('activity', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { STREAM_PING_INTERVAL_MS: '100', ACTIVITY_RETENTION_DAYS: '30' } }))
   let project: TestProject
-  before(async () => {
-    app = await startApp({ env: { STREAM_PING_INTERVAL_MS: '100', ACTIVITY_RETENTION_DAYS: '30' } })
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.projectWith(READ)
   })

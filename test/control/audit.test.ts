@@ -12,17 +12,14 @@ import type { AuditEntry } from '#core/writes/audit-entry.ts'
 import { client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { startProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 const DAY = 86_400_000
 
 describe('the audit log', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ clock, workers: ['snapshot'] }))
   let offset = 0
   const clock: Clock = { now: () => new Date(systemClock.now().getTime() + offset) }
-  before(async () => {
-    app = await startApp({ clock, workers: ['snapshot'] })
-  })
-  after(() => app.close())
 
   const quota = async (projectId: string, window = 'rolling_24h') =>
     (
@@ -632,11 +629,7 @@ describe('the audit log', () => {
   })
 
   describe('verification of a long chain', () => {
-    let quiet: TestApp
-    before(async () => {
-      quiet = await startApp()
-    })
-    after(() => quiet.close())
+    const quiet = forSuite(startApp)
 
     /** A project with `count` entries that are not sealed yet. */
     async function written(count: number) {

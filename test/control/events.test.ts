@@ -6,9 +6,10 @@ import { manualClock } from '#core/base/clock.ts'
 import { sql } from '#core/db/sql.ts'
 import { eventNames, eventTypes, isEventPattern, patternMatches } from '#core/writes/events.ts'
 import { eventDispatchQueue } from '#core/writes/writer.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { emitNamed, storedEvents } from '../support/events.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
 
 const PAUSE_MS = 300
 const pause = () => new Promise(resolve => setTimeout(resolve, PAUSE_MS))
@@ -52,14 +53,9 @@ describe('event patterns', () => {
 })
 
 describe('events', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ workers: ['delivery'] }))
   let receiver: Receiver
   let project: string
-
-  before(async () => {
-    app = await startApp({ workers: ['delivery'] })
-  })
-  after(async () => await app?.close())
   beforeEach(async () => {
     receiver = await startReceiver()
     project = (await app.project()).id
@@ -498,11 +494,9 @@ describe('events', () => {
 })
 
 describe('large events', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ env: { EVENT_DATA_MAX_BYTES: '400', HEADER_PREFIX: 'X-House-' }, workers: ['delivery'] })
-  })
-  after(async () => await app?.close())
+  const app = forSuite(() =>
+    startApp({ env: { EVENT_DATA_MAX_BYTES: '400', HEADER_PREFIX: 'X-House-' }, workers: ['delivery'] }),
+  )
 
   it('are cut to their scalar fields where the deployment says so, and headers take its prefix', async () => {
     const receiver = await startReceiver()
@@ -530,16 +524,14 @@ describe('large events', () => {
 })
 
 describe('retention', () => {
-  let app: TestApp
-  const clock = manualClock()
-  before(async () => {
-    app = await startApp({
+  const app = forSuite(() =>
+    startApp({
       clock,
       env: { EVENT_RETENTION_DAYS: '10', WEBHOOK_DELIVERY_RETENTION_DAYS: '20' },
       workers: ['delivery'],
-    })
-  })
-  after(async () => await app?.close())
+    }),
+  )
+  const clock = manualClock()
 
   it('deletes old events that are dispatched and old deliveries that are finished', async () => {
     const receiver = await startReceiver()

@@ -2,20 +2,17 @@ import assert from 'node:assert/strict'
 import { type ExceptionFiling, fileExceptionInTx, fileExceptionLater } from '#control/exceptions/file-exception.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { withTriggerChain } from '#core/db/trigger-chain.ts'
-import { type Client, eventually, type Reply, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { type Client, eventually, type Reply, startApp, type TestProject } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 const ALL = ['exceptions:*', 'activity:ListActivity']
 
 describe('exceptions', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ workers: ['delivery'] }))
   let project: TestProject
-  before(async () => {
-    app = await startApp({ workers: ['delivery'] })
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.projectWith(ALL)
   })

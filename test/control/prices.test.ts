@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
 import { recordUsage } from '#control/usage/meter.ts'
 import { voidStatement } from '#core/db/sql.ts'
-import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { type Client, eventually, startApp, type TestProject } from '../support/app.ts'
 import { runWeb } from '../support/hosts.ts'
+import { forSuite } from '../support/suite.ts'
 import { usageOf, useOf } from './usage-support.ts'
 
 const PAST = '2020-01-01T00:00:00.000Z'
@@ -18,14 +19,10 @@ const row = (fields: object = {}) => ({
 })
 
 describe('prices', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let project: TestProject
   let model = ''
   let counter = 0
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.projectWith(['projects:*', 'ai-providers:*', 'usage:*', 'tools:*', 'agents:*', 'activity:*'])
     model = `model-${++counter}`
@@ -337,11 +334,7 @@ describe('prices', () => {
 })
 
 describe('usage', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ env: { USAGE_REQUEST_FLUSH_INTERVAL_MS: '200' } })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startApp({ env: { USAGE_REQUEST_FLUSH_INTERVAL_MS: '200' } }))
 
   it('is written once under its key, also by two concurrent writers', async () => {
     const { id } = await app.project()

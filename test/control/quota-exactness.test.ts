@@ -3,11 +3,12 @@ import { type ChildProcess, spawn } from 'node:child_process'
 import { createInterface } from 'node:readline'
 import { after, before, describe, it } from 'mocha'
 import { sql } from '#core/db/sql.ts'
-import { type Client, client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, client, eventually, startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('requests quotas over several web processes', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   const children: ChildProcess[] = []
   const urls: string[] = []
 
@@ -28,7 +29,6 @@ describe('requests quotas over several web processes', () => {
   }
 
   before(async () => {
-    app = await startApp()
     urls.push(...(await Promise.all([startProcess(app.databaseUrl), startProcess(app.databaseUrl)])))
   })
   after(async () => {
@@ -39,7 +39,6 @@ describe('requests quotas over several web processes', () => {
         return ended
       }),
     )
-    await app.close()
   })
 
   const capped = async (limit: number) => {

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { after, before, describe, it } from 'mocha'
+import { describe, it } from 'mocha'
 import { openRequestQuotas } from '#control/quotas/requests.ts'
 import { manualClock } from '#core/base/clock.ts'
 import { sql } from '#core/db/sql.ts'
@@ -7,17 +7,14 @@ import type { Caller } from '#core/iam/caller.ts'
 import { workForConcerns } from '#core/modules/module.ts'
 import { openServices } from '#core/services/lifecycle.ts'
 import { retentionSweepQueue } from '#core/work/sweeps.ts'
-import { client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { client, eventually, type Reply, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('quotas', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ clock, workers: ['snapshot'] }))
   // Fixed inside a minute, an hour, a day and a month.
   const clock = manualClock(new Date('2026-07-07T12:31:20.500Z'))
-  before(async () => {
-    app = await startApp({ clock, workers: ['snapshot'] })
-  })
-  after(() => app.close())
 
   const requestsQuota = (project: { id: string }, fields: object = {}) =>
     app.admin.post('/quotas', {

@@ -1,10 +1,11 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 const ACTIONS = [
   'agents:CreateAgentGeneration',
@@ -19,7 +20,7 @@ const ACTIONS = [
 
 describe('records', function () {
   this.timeout(90_000)
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ actions: ACTIONS }))
   const processes: TestProcess[] = []
 
   const sweeper = async (env: Record<string, string> = {}) => {
@@ -48,10 +49,6 @@ describe('records', function () {
   const status = async (path: string): Promise<number> => (await app.key.get(path)).status
   /** Waits until something is gone. */
   const gone = (path: string) => eventually(async () => (await status(path)) === 404, { what: `end of ${path}` })
-
-  before(async () => {
-    app = await startAgentApp({ actions: ACTIONS })
-  })
   afterEach(async () => {
     await steady.stop()
     await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
@@ -63,7 +60,6 @@ describe('records', function () {
       content_hold_until: null,
     })
   })
-  after(() => app?.close())
 
   describe('of traces', () => {
     const turn = async (more: object = {}, agent = app.agentId) => {

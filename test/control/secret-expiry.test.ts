@@ -1,19 +1,16 @@
 import assert from 'node:assert/strict'
 import { reportExpiring } from '#control/exceptions/secret-expiry.ts'
 import { retentionSweepQueue } from '#core/work/sweeps.ts'
-import { eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { eventually, startApp, type TestProject } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 
 const DAY_MS = 86_400_000
 const inDays = (days: number): string => new Date(Date.now() + days * DAY_MS).toISOString()
 
 describe('secrets that expire', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ workers: ['delivery', 'snapshot'] }))
   let project: TestProject
-  before(async () => {
-    app = await startApp({ workers: ['delivery', 'snapshot'] })
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.projectWith(['secrets:*', 'exceptions:*'])
   })

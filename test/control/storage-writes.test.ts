@@ -1,10 +1,11 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { formOf, sendForm, upload } from '../content/file-support.ts'
-import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, type Reply, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('writes under a storage quota', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let project: { id: string; key: Client; keyId: string }
   const eleven = 'x'.repeat(11)
   const ten = 'x'.repeat(10)
@@ -54,11 +55,6 @@ describe('writes under a storage quota', () => {
     (await project.key.get('/files')).body.total,
     (await project.key.get('/documents')).body.total,
   ]
-
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.project()
   })

@@ -1,14 +1,11 @@
 import assert from 'node:assert/strict'
-import { after, before, describe, it } from 'mocha'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { describe, it } from 'mocha'
+import { startApp, type TestProject } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { insertUsage, tokenUse } from '../support/usage.ts'
 
 describe('usage reports', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
+  const app = forSuite(startApp)
 
   /** A key that may only read reports. */
   const reader = () =>

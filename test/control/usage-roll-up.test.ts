@@ -3,7 +3,8 @@ import { sumsMatchEvents } from '#control/usage/rebuild.ts'
 import { rollUpUsage } from '#control/usage/roll-up.ts'
 import { systemClock } from '#core/base/clock.ts'
 import { rawQuery } from '#core/db/sql.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
+import { forSuite } from '../support/suite.ts'
 import { insertUsage, tokenUse } from '../support/usage.ts'
 
 const DAY_MS = 86_400_000
@@ -26,17 +27,15 @@ const GROUPS = [
 
 describe('the roll-up of usage', function () {
   this.timeout(120_000)
-  let app: AgentApp
-  /** Time of the application; null for the present. */
-  let time: Date | null = null
-  before(async () => {
-    app = await startAgentApp({
+  const app = forSuite(() =>
+    startAgentApp({
       env: { USAGE_ROLLUP_DAYS: '60' },
       actions: ['agents:*', 'usage:*', 'quotas:*', 'actors:*'],
       clock: { now: () => time ?? systemClock.now() },
-    })
-  })
-  after(() => app?.close())
+    }),
+  )
+  /** Time of the application; null for the present. */
+  let time: Date | null = null
 
   const run = async (text: string, values: unknown[] = []): Promise<any[]> => [
     ...(await app.services.pool.query(rawQuery(text, values))).rows,

@@ -1,22 +1,19 @@
 import assert from 'node:assert/strict'
-import { after, before, describe, it } from 'mocha'
+import { describe, it } from 'mocha'
 import pg from 'pg'
 import { compactSums, pruneSums } from '#control/usage/sums.ts'
 import { sql } from '#core/db/sql.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster } from '../support/hosts.ts'
+import { forSuite } from '../support/suite.ts'
 import { insertUsage, tokenUse } from '../support/usage.ts'
 
 const HOUR_MS = 3_600_000
 
 describe('sums of usage', function () {
   this.timeout(60_000)
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
+  const app = forSuite(startApp)
 
   const rows = async (text: string, projectId: string): Promise<any[]> => {
     const client = new pg.Client(app.databaseUrl)

@@ -3,19 +3,16 @@ import { recordUsage } from '#control/usage/meter.ts'
 import { rebuildSums } from '#control/usage/rebuild.ts'
 import { manualClock } from '#core/base/clock.ts'
 import { rawQuery } from '#core/db/sql.ts'
-import { eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { eventually, startApp, type TestProject } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { usageOf, useOf } from './usage-support.ts'
 
 const DAY_MS = 86_400_000
 
 describe('usage thresholds', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ workers: ['delivery'], clock }))
   let project: TestProject
   const clock = manualClock()
-  before(async () => {
-    app = await startApp({ workers: ['delivery'], clock })
-  })
-  after(() => app.close())
   beforeEach(async () => {
     clock.set(new Date())
     project = await app.projectWith(['usage:*', 'events:ListEvents', 'projects:ManageProjectPrices'])

@@ -9,21 +9,17 @@ import { pruneDeliveries } from '#control/webhooks/retention.ts'
 import { deleteOrphanedEnvelopes, insertDelivery, lockOrphanedEnvelopes } from '#control/webhooks/store.ts'
 import { inTransaction, onSeparateConnection } from '#core/db/pool.ts'
 import { sql } from '#core/db/sql.ts'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
 import { emitNamed } from '../support/events.ts'
 import { type Receiver, readSignature, startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
 
 const UNKNOWN = 'wh_00000000000000000000000000'
 
 describe('webhooks', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ workers: ['delivery'] }))
   let receiver: Receiver
   let project: string
-
-  before(async () => {
-    app = await startApp({ workers: ['delivery'] })
-  })
-  after(async () => await app?.close())
   beforeEach(async () => {
     receiver = await startReceiver()
     project = (await app.project()).id
@@ -491,17 +487,14 @@ describe('webhooks', () => {
 })
 
 describe('texts of deliveries', () => {
-  let app: TestApp
-  let receiver: Receiver
-  let project: string
-
-  before(async () => {
-    app = await startApp({
+  const app = forSuite(() =>
+    startApp({
       workers: ['delivery'],
       env: { EVENT_RETENTION_DAYS: '10', WEBHOOK_DELIVERY_RETENTION_DAYS: '20' },
-    })
-  })
-  after(async () => await app?.close())
+    }),
+  )
+  let receiver: Receiver
+  let project: string
   beforeEach(async () => {
     receiver = await startReceiver()
     project = (await app.project()).id
@@ -685,11 +678,7 @@ describe('texts of deliveries', () => {
 
 describe('limits of webhooks', () => {
   const LIMIT = 3
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ env: { WEBHOOK_MAX_PER_PROJECT: String(LIMIT) } })
-  })
-  after(async () => await app?.close())
+  const app = forSuite(() => startApp({ env: { WEBHOOK_MAX_PER_PROJECT: String(LIMIT) } }))
 
   const create = (project_id: string) =>
     app.admin.post('/webhooks', { project_id, name: 'x', url: 'https://x.test/', events: ['*'] })
@@ -720,11 +709,7 @@ describe('limits of webhooks', () => {
 })
 
 describe('dispatch', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(async () => await app?.close())
+  const app = forSuite(startApp)
 
   /** A project with webhooks and with events without a dispatch. */
   async function busy(webhooks: number, events: number): Promise<string> {

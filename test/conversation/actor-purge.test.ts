@@ -1,18 +1,32 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { retentionSweepQueue } from '#core/work/sweeps.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { eventually, type Reply } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { placesOf } from '../support/search-everywhere.ts'
+import { forSuite } from '../support/suite.ts'
 
 const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
 const FAST = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1' }
 
 describe('the purge of what an end user said', function () {
   this.timeout(90_000)
-  let app: AgentApp
+  const app = forSuite(() =>
+    startAgentApp({
+      env: FAST,
+      actions: [
+        'actors:*',
+        'sessions:*',
+        'conversations:*',
+        'agents:CreateAgentGeneration',
+        'generations:GetGeneration',
+        'generations:ListGenerations',
+        'memories:*',
+      ],
+    }),
+  )
   const processes: TestProcess[] = []
   const eraser = async (env: Record<string, string> = {}) => {
     const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, ['snapshot'])
@@ -38,26 +52,10 @@ describe('the purge of what an end user said', function () {
     (await app.admin.get(`/audit-log?project_id=${app.projectId}&resource_public_id=${actor}`)).body.data.filter(
       ({ detail }: any) => detail?.kind === 'actor_purge',
     )
-
-  before(async () => {
-    app = await startAgentApp({
-      env: FAST,
-      actions: [
-        'actors:*',
-        'sessions:*',
-        'conversations:*',
-        'agents:CreateAgentGeneration',
-        'generations:GetGeneration',
-        'generations:ListGenerations',
-        'memories:*',
-      ],
-    })
-  })
   afterEach(async () => {
     await steady.stop()
     await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
   })
-  after(() => app.close())
 
   it('erases why a person was requested in its sessions, also in events, and keeps the request', async () => {
     const { id: actor } = await made('/actors', { name: 'Ann' })

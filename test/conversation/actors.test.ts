@@ -1,14 +1,15 @@
 import { strict as assert } from 'node:assert'
 import { rawQuery } from '#core/db/sql.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 
 const allow = (action: string[], resource: string) => ({
   statement: [{ effect: 'Allow', action, resource: [resource] }],
 })
 
 describe('actors', () => {
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ workers: [], actions: ['actors:*', 'agents:*', 'conversations:*'] }))
   const unknown = 'actor_00000000000000000000000000'
   const rows = async (text: string, values: unknown[] = []) =>
     (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
@@ -20,11 +21,6 @@ describe('actors', () => {
     return made.body
   }
   const conversation = async () => (await app.key.post('/conversations', {})).body.id as string
-
-  before(async () => {
-    app = await startAgentApp({ workers: [], actions: ['actors:*', 'agents:*', 'conversations:*'] })
-  })
-  after(() => app.close())
 
   describe('create', () => {
     it('answers the record, emits an event with it and leaves an audit entry', async () => {

@@ -1,13 +1,14 @@
 import assert from 'node:assert/strict'
 import { syncManagedPolicies } from '#identity/policies/managed.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { openStream } from '../execution/streams.ts'
 import type { Client, Reply } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** A key for a server that only puts an agent in front of people, with the policy that ships for it. */
 describe('the managed policy of servers that run agents', function () {
   this.timeout(60_000)
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({}))
   let key: Client
   let agentId: string
 
@@ -18,14 +19,12 @@ describe('the managed policy of servers that run agents', function () {
   }
 
   before(async () => {
-    app = await startAgentApp({})
     await syncManagedPolicies(app.services)
     const policy_ids = ['pol_managed_agent_runner']
     key = app.as((await ok(app.admin.post('/project-keys', { project_id: app.projectId, policy_ids }))).secret)
     const tool = { name: 'locate', type: 'client' }
     agentId = await app.agent({ tool_bindings: [{ tool }] })
   })
-  after(() => app?.close())
 
   it('suffices from the first message of an end user to the end of a conversation', async () => {
     const actor = await ok(key.post('/actors', { name: 'Ada', external_id: 'ada' }))

@@ -1,18 +1,24 @@
 import assert from 'node:assert/strict'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { openStream, readStream } from '../execution/streams.ts'
 import { client } from '../local/double/client.ts'
 import { eventually, type Reply } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 const code = ({ status, body }: Reply) => [status, body?.error?.code]
 const FAST = { GENERATION_LEASE_SECONDS: '2', CONVERSATION_SWEEP_SECONDS: '1', PROVIDER_MAX_RETRIES: '0' }
 
 describe('replies of chats', () => {
-  let app: AgentApp
-  let double: ReturnType<typeof client>
+  const app = forSuite(() =>
+    startAgentApp({
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', ...FAST },
+      actions: ['conversations:*', 'generations:ListGenerations', 'traces:ListTraces'],
+    }),
+  )
+  const double = forSuite(() => client(app.double))
 
   const admin = async (path: string, body: object) => {
     const made = await app.admin.post(path, { project_id: app.projectId, ...body })
@@ -31,15 +37,6 @@ describe('replies of chats', () => {
   }
   const messages = async (path: string): Promise<any[]> => (await app.key.get(`${path}/messages`)).body.data
   const asked = async (lane: string) => (await double.requests(lane)).at(-1)?.body.messages
-
-  before(async () => {
-    app = await startAgentApp({
-      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', ...FAST },
-      actions: ['conversations:*', 'generations:ListGenerations', 'traces:ListTraces'],
-    })
-    double = client(app.double)
-  })
-  after(() => app?.close())
 
   it('are one completion by the settings of the chat, without a generation', async () => {
     await double.put('reply', { rules: [] })

@@ -1,17 +1,18 @@
 import { strict as assert } from 'node:assert'
 import OpenAI from 'openai'
 import { rawQuery } from '#core/db/sql.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client as control } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { framesOf } from '../support/frames.ts'
+import { forSuite } from '../support/suite.ts'
 
 const ACTIONS = ['chats:*', 'documents:*', 'model-routes:*', 'ai-providers:*', 'actors:*', 'projects:*']
 const user = (content: unknown) => [{ role: 'user', content }]
 
 describe('chats', () => {
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ workers: [], actions: ACTIONS }))
   let double: ReturnType<typeof control>
 
   const rows = async (text: string, values: unknown[] = []) =>
@@ -31,10 +32,8 @@ describe('chats', () => {
     rows(`select * from usage_events where project_id = $1 and source = 'chat' order by id`, [app.projectId])
 
   before(async () => {
-    app = await startAgentApp({ workers: [], actions: ACTIONS })
     double = control(app.double)
   })
-  after(() => app?.close())
 
   describe('records', () => {
     it('are made, read, listed, changed and deleted, each with its event', async () => {

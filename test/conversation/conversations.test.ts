@@ -1,12 +1,15 @@
 import { strict as assert } from 'node:assert'
 import { rawQuery } from '#core/db/sql.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 
 const allow = (action: string[], resource = '*') => ({ statement: [{ effect: 'Allow', action, resource: [resource] }] })
 
 describe('conversations', () => {
-  let app: AgentApp
+  const app = forSuite(() =>
+    startAgentApp({ workers: [], actions: ['actors:*', 'conversations:*', 'events:ListEvents'] }),
+  )
   const rows = async (text: string, values: unknown[] = []) =>
     (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const ids = (reply: { body: any }) => reply.body.data.map((item: { id: string }) => item.id)
@@ -22,11 +25,6 @@ describe('conversations', () => {
     (await app.key.get(`/conversations/${id}/messages${query}`)).body.data.map((each: any) => each.content)
   const events = async (id: string) =>
     (await storedEvents(app.services.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
-
-  before(async () => {
-    app = await startAgentApp({ workers: [], actions: ['actors:*', 'conversations:*', 'events:ListEvents'] })
-  })
-  after(() => app.close())
 
   describe('the record', () => {
     it('is made, read, changed and deleted, each with its event', async () => {

@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { made, refused, refusedAt } from '../execution/tool-target.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 const ACTIONS = [
   'actors:*',
@@ -22,15 +23,9 @@ const LOCAL = { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '64' }
 
 describe('memory of end users in turns', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let double: ReturnType<typeof client>
+  const app = forSuite(() => startAgentApp({ actions: ACTIONS, env: LOCAL, workers: ['generation', 'orchestration'] }))
+  const double = forSuite(() => client(app.double))
   let lanes = 0
-
-  before(async () => {
-    app = await startAgentApp({ actions: ACTIONS, env: LOCAL, workers: ['generation', 'orchestration'] })
-    double = client(app.double)
-  })
-  after(() => app.close())
 
   const created = async (path: string, body: object): Promise<any> => {
     const reply = await app.key.post(path, body)

@@ -1,17 +1,14 @@
 import assert from 'node:assert/strict'
 import { placesOf } from '../support/search-everywhere.ts'
+import { forSuite } from '../support/suite.ts'
 import { type EndUserClient, endUser } from './end-user-support.ts'
-import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+import { expectRefusal, expectStatus, startSessionApp } from './session-support.ts'
 
 const ACTIONS = ['actors:*', 'agents:*', 'memories:*', 'generations:*', 'sessions:*']
 
 describe('facts that an end user sees about itself', function () {
   this.timeout(60_000)
-  let app: SessionApp
-  before(async () => {
-    app = await startSessionApp({ actions: ACTIONS })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startSessionApp({ actions: ACTIONS }))
 
   const store = async (fields: object = {}): Promise<string> =>
     expectStatus(await app.key.post('/memory-stores', { name: 'Guests', ...fields }), 201).id

@@ -3,23 +3,21 @@ import { snapshotProjects } from '#control/storage/snapshot.ts'
 import { newId } from '#core/base/ids.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { storedEvents } from '../support/events.ts'
-import { contents, expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { contents, expectRefusal, expectStatus, startSessionApp } from './session-support.ts'
 
 const allow = (action: string[], resource = ['*']) => ({ statement: [{ effect: 'Allow', action, resource }] })
 
 describe('documents of messages', function () {
   this.timeout(60_000)
-  let app: SessionApp
-
-  before(async () => {
-    app = await startSessionApp({
+  const app = forSuite(() =>
+    startSessionApp({
       actions: ['conversations', 'documents', 'events', 'files', 'generations', 'knowledge', 'quotas', 'sessions'].map(
         module => `${module}:*`,
       ),
       env: { PROVIDER_MAX_RETRIES: '0' },
-    })
-  })
-  after(() => app.close())
+    }),
+  )
 
   const rows = async (text: string, values: unknown[] = []) =>
     (await app.services.pool.any(rawQuery(text, values))) as readonly any[]

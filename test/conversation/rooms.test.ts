@@ -1,14 +1,11 @@
 import assert from 'node:assert/strict'
-import { type SessionApp, startSessionApp } from './session-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
 describe('conversations of several speakers', () => {
-  let app: SessionApp
-  before(async () => {
-    app = await startSessionApp({ actions: ['conversations:*', 'sessions:*', 'generations:*'] })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startSessionApp({ actions: ['conversations:*', 'sessions:*', 'generations:*'] }))
 
   const made = async (path: string, body: object) => {
     const reply = await app.admin.post(path, { project_id: app.projectId, ...body })

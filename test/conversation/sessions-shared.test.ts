@@ -1,22 +1,16 @@
 import assert from 'node:assert/strict'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { accepted, shared } from '../execution/share-support.ts'
 import { client } from '../local/double/client.ts'
-import { eventually, type Reply, type TestProject } from '../support/app.ts'
+import { eventually, type Reply } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 const code = ({ status, body }: Reply) => [status, body?.error?.code]
 
 describe('sessions with a shared agent', () => {
-  let app: AgentApp
-  let double: ReturnType<typeof client>
-  let grantee: TestProject
-
-  before(async () => {
-    app = await startAgentApp({ actions: ['agents:*', 'shares:*', 'sessions:*'] })
-    double = client(app.double)
-    grantee = await app.projectWith(['sessions:*', 'shares:*', 'generations:GetGeneration', 'actors:*'])
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startAgentApp({ actions: ['agents:*', 'shares:*', 'sessions:*'] }))
+  const double = forSuite(() => client(app.double))
+  const grantee = forSuite(() => app.projectWith(['sessions:*', 'shares:*', 'generations:GetGeneration', 'actors:*']))
 
   const usable = async (fields: object = {}, terms: object = {}) => {
     const id = await app.agent(fields as never)

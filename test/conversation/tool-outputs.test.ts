@@ -1,35 +1,32 @@
 import assert from 'node:assert/strict'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { openStream, readStream } from '../execution/streams.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import type { Reply } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 
 const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
 const call = (name: string, args: object = {}) => ({ tool_calls: [{ name, args }] })
 const said = (...replies: object[]) => `@double ${JSON.stringify(replies)}`
 
 describe('tools in sessions and conversations', () => {
-  let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
+      actions: ['sessions:*', 'conversations:*', 'agents:CreateAgentGeneration', 'generations:GetGeneration'],
+    }),
+  )
   let agent: string
 
   before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({
-      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
-      actions: ['sessions:*', 'conversations:*', 'agents:CreateAgentGeneration', 'generations:GetGeneration'],
-    })
     agent = await app.agent({
       tool_bindings: [
         { tool: { name: 'pick', type: 'client' } },
         { tool: { name: 'server', execute: { url: `${target.url}/server` } } },
       ],
     })
-  })
-  after(async () => {
-    await app.close()
-    await target.close()
   })
 
   const open = async (fields: object = {}) => {

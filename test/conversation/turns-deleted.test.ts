@@ -1,11 +1,12 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster, steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 const FAST = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1', CONVERSATION_SWEEP_SECONDS: '1' }
 
@@ -13,19 +14,14 @@ const ACTIONS = ['conversations:*', 'sessions:*', 'generations:*', 'agents:*', '
 
 describe('turns of a conversation that is deleted', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let double: ReturnType<typeof client>
+  const app = forSuite(() => startAgentApp({ actions: ACTIONS, workers: [], env: FAST }))
+  const double = forSuite(() => client(app.double))
   let running: TestProcess[] = []
-  before(async () => {
-    app = await startAgentApp({ actions: ACTIONS, workers: [], env: FAST })
-    double = client(app.double)
-  })
   afterEach(async () => {
     await steady.stop()
     for (const each of running) await each.kill()
     running = []
   })
-  after(() => app.close())
 
   const worker = async () => {
     const made = await startProcess('worker', app.databaseUrl, FAST, ['generation'])

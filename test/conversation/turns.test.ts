@@ -9,6 +9,7 @@ import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 const ACTIONS = [
   'actors',
@@ -75,17 +76,17 @@ function kit(app: AgentApp) {
 
 describe('turns of a conversation', function () {
   this.timeout(60_000)
-  let app: AgentApp
+  const app = forSuite(() =>
+    startAgentApp({
+      actions: ACTIONS,
+      env: { CONVERSATION_SWEEP_SECONDS: '1', PROVIDER_MAX_RETRIES: '0', SYNC_WAIT_SECONDS: '5' },
+    }),
+  )
   let t: ReturnType<typeof kit>
 
   before(async () => {
-    app = await startAgentApp({
-      actions: ACTIONS,
-      env: { CONVERSATION_SWEEP_SECONDS: '1', PROVIDER_MAX_RETRIES: '0', SYNC_WAIT_SECONDS: '5' },
-    })
     t = kit(app)
   })
-  after(() => app.close())
 
   describe('what refuses a request', () => {
     it('is answered before anything is written', async () => {

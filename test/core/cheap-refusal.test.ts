@@ -1,21 +1,19 @@
 import assert from 'node:assert/strict'
 import net from 'node:net'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** What a request may cost before anybody is known, and what a body may cost before it is parsed. */
 describe('a body', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
   let web: TestProcess
-  let project: Awaited<ReturnType<TestApp['project']>>
   before(async () => {
-    app = await startApp()
-    project = await app.project()
     web = await startProcess('web', app.databaseUrl)
   })
   after(async () => {
     await web.kill()
-    await app.close()
   })
 
   const cpu = async (): Promise<number> => {
@@ -114,11 +112,7 @@ describe('a body', () => {
 })
 
 describe('connections of a project', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
+  const app = forSuite(startApp)
 
   it('are at most a third of the pool: waiting for locked rows delays no other project', async () => {
     const [noisy, quiet] = [await app.project(), await app.project()]

@@ -2,10 +2,11 @@ import assert from 'node:assert/strict'
 import { isDeepStrictEqual } from 'node:util'
 import { onSeparateConnection } from '#core/db/pool.ts'
 import { sql } from '#core/db/sql.ts'
-import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, type Reply, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { type Described, describedOperations, withoutSharing } from '../support/fuzz.ts'
 import { populate } from '../support/populate.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
 
@@ -48,18 +49,16 @@ const hasId = (body: unknown): boolean => typeof body === 'object' && body !== n
 const REFUSING = ['listUsageEvents']
 
 describe('conventions', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let ids: Record<string, string>
   let operations: Described[]
   let schemas: Json
   before(async () => {
-    app = await startApp()
     ids = await populate(app)
     const document = withoutSharing((await app.anonymous.get('//openapi.json')).body)
     operations = describedOperations(document)
     schemas = document.components.schemas
   })
-  after(() => app?.close())
 
   const call = (client: Client, described: Described, body?: unknown, query = ''): Promise<Reply> => {
     const path = pathWith(described, ids) + query
@@ -262,9 +261,8 @@ describe('conventions', () => {
   })
 
   describe('a status filter', () => {
-    let key: Client
+    const key = forSuite(async () => (await app.project()).key)
     before(async () => {
-      key = (await app.project()).key
       const provider = await key.post('/ai-providers', {
         name: 'p',
         provider: 'custom',
@@ -311,9 +309,8 @@ describe('conventions', () => {
   })
 
   describe('a tag filter', () => {
-    let key: Client
+    const key = forSuite(async () => (await app.project()).key)
     before(async () => {
-      key = (await app.project()).key
       for (const [name, tags] of Object.entries({
         both: { team: 'red', tier: 'gold' },
         one: { team: 'red' },
@@ -656,14 +653,12 @@ describe('conventions', () => {
   })
 
   describe('the project of a request', () => {
-    let project: { id: string; key: Client }
-    let other: { id: string; key: Client }
+    const project = forSuite(() => app.project())
+    const other = forSuite(() => app.project())
     let wide: Client
     let narrow: Client
     const nowhere = `proj_${'0'.repeat(26)}`
     before(async () => {
-      project = await app.project()
-      other = await app.project()
       for (const { key } of [project, other]) await key.post('/actors', { name: 'a' })
       wide = await app.user(undefined, [{ statement: [{ effect: 'Allow', action: ['actors:*'], resource: ['*'] }] }])
       narrow = await app.user(undefined, [

@@ -15,7 +15,8 @@ import {
   raiseInvalid,
 } from '#core/base/errors.ts'
 import { sql } from '#core/db/sql.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** The table of the contract (reference.md, code catalog), by status. */
 const reference: Record<number, string> = {
@@ -393,11 +394,7 @@ describe('an error', () => {
 })
 
 describe('errors over HTTP', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ env: { DOCS_BASE_URL: 'https://docs.example.test/muster' } })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startApp({ env: { DOCS_BASE_URL: 'https://docs.example.test/muster' } }))
 
   it('the served catalogue is the one in the code, with addresses under DOCS_BASE_URL', async () => {
     const { body, status } = await app.anonymous.get('//errors.json')

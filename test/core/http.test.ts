@@ -3,6 +3,7 @@ import net from 'node:net'
 import { gzipSync } from 'node:zlib'
 import { startApp, type TestApp } from '../support/app.ts'
 import { runWeb } from '../support/hosts.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** Sends bytes and returns the response until the other side closes the connection or is silent for `quietMs`. */
 function raw(url: string, bytes: string | Buffer, options: { end?: boolean; quietMs?: number } = {}): Promise<string> {
@@ -38,13 +39,11 @@ function assertRejected(answer: string, status: number) {
 }
 
 describe('requests over HTTP', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { HTTP_JSON_LIMIT_BYTES: '4096' } }))
   let projectId: string
   before(async () => {
-    app = await startApp({ env: { HTTP_JSON_LIMIT_BYTES: '4096' } })
     projectId = (await app.project()).id
   })
-  after(() => app?.close())
 
   describe('the request id', () => {
     it("is the caller's when it is at most 128 visible characters", async () => {
@@ -282,11 +281,7 @@ describe('requests over HTTP', () => {
 })
 
 describe('an idle connection', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app?.close())
+  const app = forSuite(startApp)
 
   it('is kept for as long as the setting says, which answers name', async () => {
     const web = await runWeb(app.databaseUrl, { HTTP_KEEP_ALIVE_MS: '1000' })

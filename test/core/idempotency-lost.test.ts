@@ -4,10 +4,11 @@ import { rawQuery } from '#core/db/sql.ts'
 import { upload } from '../content/ingestion-support.ts'
 import { madeDecider, QUESTIONS, TOOL_ANSWERS } from '../execution/decider-support.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import { type Client, client, eventually, type Reply } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { startProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 const ACTIONS = [
   ...[
@@ -59,7 +60,7 @@ type Case = { id: string; by: Client; path: string; body?: object; key: string }
 describe('POSTs with an Idempotency-Key whose web process is killed after their commits', function () {
   this.timeout(120_000)
   let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
   let cases: Case[]
   let retried: string
 
@@ -78,7 +79,6 @@ describe('POSTs with an Idempotency-Key whose web process is killed after their 
       from idempotency_keys`)) as Kept[]
 
   before(async () => {
-    target = await startTarget()
     target.answer = json(TOOL_ANSWERS)
     app = await startAgentApp({
       actions: ACTIONS,
@@ -220,7 +220,6 @@ describe('POSTs with an Idempotency-Key whose web process is killed after their 
   })
   after(async () => {
     await app?.close()
-    await target?.close()
   })
 
   it('cover all operations with separate transactions', () => {

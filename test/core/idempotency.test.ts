@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, type Reply, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 const withKey = (key: string) => ({ 'idempotency-key': key })
 const replayed = (reply: Reply) => reply.headers.get('idempotency-replayed')
@@ -8,12 +9,8 @@ const assertRefused = (reply: Reply, status: number, code: string) =>
   assert.deepEqual([reply.status, reply.body?.error?.code], [status, code], JSON.stringify(reply.body))
 
 describe('a POST with an Idempotency-Key', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { SYNC_WAIT_SECONDS: '3' } }))
   let project: { id: string; key: Client }
-  before(async () => {
-    app = await startApp({ env: { SYNC_WAIT_SECONDS: '3' } })
-  })
-  after(() => app?.close())
   beforeEach(async () => {
     project = await app.project()
   })

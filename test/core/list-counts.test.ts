@@ -4,8 +4,9 @@ import path from 'node:path'
 import { createInterface } from 'node:readline'
 import pg from 'pg'
 import { kinds } from '#core/api/kind.ts'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp, type TestProject } from '../support/app.ts'
 import { cloneTemplate } from '../support/postgres.ts'
+import { forSuite } from '../support/suite.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
 /** Writes by clients of which some are killed. LIST_COUNT_WRITES=100000 is the long run, of some minutes. */
@@ -217,15 +218,11 @@ describe('counts of rows', () => {
 })
 
 describe('totals of lists', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let project: TestProject
-  before(async () => {
-    app = await startApp()
-  })
   beforeEach(async () => {
     project = await app.project()
   })
-  after(() => app.close())
 
   const total = async (path: string, as = project.key): Promise<number> => {
     const { status, body } = await as.get(path)

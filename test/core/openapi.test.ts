@@ -4,8 +4,9 @@ import { parse } from 'yaml'
 import { policyActions } from '#core/api/catalogue.ts'
 import { operations } from '#core/api/operation.ts'
 import { errorCodes, errorEntry } from '#core/base/errors.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { codesOf, type Described, describedOperations, withoutSharing } from '../support/fuzz.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
 
@@ -39,15 +40,13 @@ function* nodes(value: unknown, path = '#'): Generator<[string, Json]> {
 }
 
 describe('the OpenAPI document', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { FILES_MAX_UPLOAD_BYTES: '1000', FILES_INLINE_MAX_BYTES: '500' } }))
   let document: Json
   let described: Described[]
   before(async () => {
-    app = await startApp({ env: { FILES_MAX_UPLOAD_BYTES: '1000', FILES_INLINE_MAX_BYTES: '500' } })
     document = (await app.anonymous.get('//openapi.json')).body
     described = describedOperations(withoutSharing(document))
   })
-  after(() => app?.close())
 
   describe('as a document', () => {
     it('is OpenAPI 3.1 with one server whose baseUrl is http://localhost:5047', () => {

@@ -1,33 +1,23 @@
 import assert from 'node:assert/strict'
-import { startVendors, type VendorRequest, type Vendors } from '../execution/vendors.ts'
-import { client, eventually, startApp, type TestApp } from '../support/app.ts'
-import { type NameServer, startNameServer } from '../support/dns.ts'
+import { startVendors, type VendorRequest } from '../execution/vendors.ts'
+import { client, eventually, startApp } from '../support/app.ts'
+import { startNameServer } from '../support/dns.ts'
 import { emitNamed } from '../support/events.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-import { type Receiver, startReceiver } from '../support/receiver.ts'
+import { startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
 
 const PLACES = 32
 
 describe('names whose server is silent', function () {
   this.timeout(120_000)
-  let app: TestApp
-  let names: NameServer
-  let receiver: Receiver
-  let vendors: Vendors
+  const names = forSuite(() => startNameServer(name => (name.endsWith('.silent.test') ? 'silent' : ['127.0.0.1'])))
+  const receiver = forSuite(startReceiver)
+  const vendors = forSuite(startVendors)
+  const app = forSuite(startApp)
   const processes: TestProcess[] = []
-
-  before(async () => {
-    names = await startNameServer(name => (name.endsWith('.silent.test') ? 'silent' : ['127.0.0.1']))
-    receiver = await startReceiver()
-    vendors = await startVendors()
-    app = await startApp()
-  })
   after(async () => {
     await Promise.all(processes.map(each => each.kill()))
-    await app?.close()
-    await vendors?.close()
-    await receiver?.close()
-    await names?.close()
   })
 
   const start = async (kind: 'web' | 'worker', env: Record<string, string>, args: string[] = []) => {

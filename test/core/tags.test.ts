@@ -1,19 +1,17 @@
 import { strict as assert } from 'node:assert'
 import { rawQuery } from '#core/db/sql.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('tags', () => {
-  let app: TestApp
-  let project: { id: string }
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
   let path: string
 
   before(async () => {
-    app = await startApp()
-    project = await app.project()
     path = `/projects/${project.id}/tags`
   })
-  after(() => app.close())
   beforeEach(() => app.admin.put(path, {}))
 
   it('PUT replaces the bag and GET shows it', async () => {

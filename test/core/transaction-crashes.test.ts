@@ -1,22 +1,21 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** Writes whose connections are cut or whose statements are cancelled wherever they are. */
 describe('writes under cancels and lost connections', function () {
   this.timeout(60_000)
-  let app: TestApp
+  const app = forSuite(startApp)
   let db: pg.Client
 
   before(async () => {
-    app = await startApp()
     db = new pg.Client(app.databaseUrl)
     await db.connect()
   })
   after(async () => {
     await db.end()
-    await app.close()
   })
 
   const CALLERS = 12

@@ -1,17 +1,13 @@
 import assert from 'node:assert/strict'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
+import { forSuite } from '../support/suite.ts'
 
 const ACTIONS = ['evaluations:*', 'generations:*', 'agents:*', 'events:*', 'sessions:*', 'conversations:*']
 
 describe('datasets', () => {
-  let app: AgentApp
-  let double: ReturnType<typeof client>
-  before(async () => {
-    app = await startAgentApp({ actions: ACTIONS, env: { DATASET_MAX_ITEMS: '12' } })
-    double = client(app.double)
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startAgentApp({ actions: ACTIONS, env: { DATASET_MAX_ITEMS: '12' } }))
+  const double = forSuite(() => client(app.double))
 
   let counter = 0
   const dataset = async (): Promise<string> => {

@@ -3,19 +3,18 @@ import pg from 'pg'
 import { rawQuery } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { placesOf } from '../support/search-everywhere.ts'
-import { EVAL_ACTIONS, type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'
+import { forSuite } from '../support/suite.ts'
+import { EVAL_ACTIONS, ended, item, made, refused, startEvalApp } from './support.ts'
 
 describe('examples copied from an end user', function () {
   this.timeout(60_000)
-  let app: EvalApp
-  before(async () => {
-    app = await startEvalApp({
+  const app = forSuite(() =>
+    startEvalApp({
       workers: ['generation', 'evaluation', 'snapshot'],
       env: { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1' },
       actions: [...EVAL_ACTIONS, 'actors:*', 'sessions:*', 'conversations:*'],
-    })
-  })
-  after(() => app?.close())
+    }),
+  )
 
   const actor = async () => (await made(app.key, '/actors', { name: 'Ann' })).id as string
   /** A session of an actor in which a marker was said and answered. */

@@ -1,17 +1,14 @@
 import assert from 'node:assert/strict'
 import { madeDecider } from '../execution/decider-support.ts'
 import { eventually } from '../support/app.ts'
-import { type EvalApp, ended, item, made, quotaOfOneTurn, startEvalApp } from './support.ts'
+import { forSuite } from '../support/suite.ts'
+import { ended, item, made, quotaOfOneTurn, startEvalApp } from './support.ts'
 
 const EXACT = [{ type: 'exact_match' }]
 
 describe('a run of an eval', () => {
-  let app: EvalApp
-  before(async () => {
-    // One item at a time, so that what happens in the midst of a run does so between two items.
-    app = await startEvalApp({ env: { EVAL_WORKER_BATCH: '1' } })
-  })
-  after(() => app?.close())
+  // One item at a time, so that what happens in the midst of a run does so between two items.
+  const app = forSuite(() => startEvalApp({ env: { EVAL_WORKER_BATCH: '1' } }))
 
   const items = (count: number) => app.dataset(Array.from({ length: count }, (_, at) => item(`q${at}`, 'Yes')))
   const waiting = (gate: string) =>

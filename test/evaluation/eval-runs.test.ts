@@ -4,17 +4,16 @@ import { queueMessage } from '#core/queues/queue.ts'
 import { evalItemWork } from '#evaluation/eval-runs/process-item.ts'
 import { evalRunQueue } from '#evaluation/eval-runs/settle-run.ts'
 import { eventually } from '../support/app.ts'
-import { type EvalApp, ended, heldItems, item, made, quotaOfOneTurn, refused, startEvalApp } from './support.ts'
+import { forSuite } from '../support/suite.ts'
+import { ended, heldItems, item, made, quotaOfOneTurn, refused, startEvalApp } from './support.ts'
 
 describe('runs of evals', () => {
-  let app: EvalApp
-  before(async () => {
-    app = await startEvalApp({
+  const app = forSuite(() =>
+    startEvalApp({
       workers: ['generation', 'evaluation', 'trigger'],
       env: { EVAL_WORKER_BATCH: '3', EVAL_WORKER_INTERVAL_MS: '1000' },
-    })
-  })
-  after(() => app?.close())
+    }),
+  )
 
   const EXACT = [{ type: 'exact_match' }]
   /** An agent whose answer is what a prompt holds; by rules, so that it can change. */

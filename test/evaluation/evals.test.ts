@@ -1,16 +1,15 @@
 import assert from 'node:assert/strict'
 import { computeBriefScores } from '#evaluation/eval-runs/score.ts'
 import { processorMs } from '../support/event-loop.ts'
-import { type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'
+import { forSuite } from '../support/suite.ts'
+import { ended, item, made, refused, startEvalApp } from './support.ts'
 
 describe('evals', () => {
-  let app: EvalApp
+  const app = forSuite(() => startEvalApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
   let agent_id: string
   before(async () => {
-    app = await startEvalApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
     agent_id = await app.echo('plain')
   })
-  after(() => app?.close())
 
   const EXACT = [{ type: 'exact_match' }]
 

@@ -1,21 +1,22 @@
 import assert from 'node:assert/strict'
-import { type Client, eventually } from '../support/app.ts'
-import { EVAL_ACTIONS, type EvalApp, item, made, startEvalApp } from './support.ts'
+import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
+import { EVAL_ACTIONS, item, made, startEvalApp } from './support.ts'
 
 /** Turns of evaluations, and the work they start, leave no facts of test data in memory. */
 describe('memory rules and evaluations', function () {
   this.timeout(120_000)
-  let app: EvalApp
-  let by: Client
+  const app = forSuite(() =>
+    startEvalApp({
+      workers: ['evaluation', 'generation', 'orchestration', 'trigger', 'delivery'],
+      actions: [...EVAL_ACTIONS, 'orchestrations:*'],
+    }),
+  )
+  const by = forSuite(() => app.admin)
   let extractor: string
   let counter = 0
 
   before(async () => {
-    app = await startEvalApp({
-      workers: ['evaluation', 'generation', 'orchestration', 'trigger', 'delivery'],
-      actions: [...EVAL_ACTIONS, 'orchestrations:*'],
-    })
-    by = app.admin
     // A fact that each turn adds to: a store of exact texts would skip a repeated one.
     const steps = [
       { id: 'a', action: 'list-secrets', tool: { name: 'n', type: 'platform', actions: ['list-secrets'] } },
@@ -23,7 +24,6 @@ describe('memory rules and evaluations', function () {
     const output = [{ content: { cat: ['fact of ', { var: 'input.generation_id' }] } }]
     extractor = (await create('/tools', { name: 'extractor', type: 'pipeline', pipeline: { steps, output } })).id
   })
-  after(() => app?.close())
 
   const create = (path: string, body: object) => made(by, path, { project_id: app.projectId, ...body })
   const rule = async (fields: object = {}) => {

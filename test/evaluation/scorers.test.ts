@@ -4,21 +4,16 @@ import { madeDecider } from '../execution/decider-support.ts'
 import { json, made as madeTool, startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
-import { type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'
+import { forSuite } from '../support/suite.ts'
+import { ended, item, made, refused, startEvalApp } from './support.ts'
 
 describe('scorers', () => {
-  let app: EvalApp
-  let target: Target
-  before(async () => {
-    target = await startTarget()
-    app = await startEvalApp({
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startEvalApp({
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '64' },
-    })
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-  })
+    }),
+  )
 
   /** The one result of a run over one item. */
   const scored = async (scorers: object[], agent_id: string, expected: string | null = 'Yes', body = {}) => {

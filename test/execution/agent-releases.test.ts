@@ -6,6 +6,7 @@ import { client } from '../local/double/client.ts'
 import { type Client, eventually, type Reply } from '../support/app.ts'
 import { runWorker, steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { openStream, readStream } from './streams.ts'
 
@@ -87,15 +88,13 @@ function verbs(app: AgentApp) {
 
 describe('releases of agents', function () {
   this.timeout(60_000)
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ actions: ACTIONS }))
   let v: ReturnType<typeof verbs>
 
   before(async () => {
-    app = await startAgentApp({ actions: ACTIONS })
     v = verbs(app)
     await v.answers()
   })
-  after(() => app?.close())
 
   it('give an end user one version, in every session and process', async function () {
     this.timeout(180_000)
@@ -807,16 +806,14 @@ describe('statements of a turn', () => {
 })
 
 describe('gates of releases', () => {
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ workers: [], actions: ACTIONS }))
   let v: ReturnType<typeof verbs>
   let dataset_id: string
 
   before(async () => {
-    app = await startAgentApp({ workers: [], actions: ACTIONS })
     v = verbs(app)
     dataset_id = ok(await app.admin.post('/datasets', { project_id: app.projectId, name: 'asked' }), 201).id
   })
-  after(() => app?.close())
 
   const evalOf = async (agent_id: string): Promise<string> => {
     const scorers = [{ type: 'exact_match' }]

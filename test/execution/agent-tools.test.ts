@@ -1,13 +1,14 @@
 import assert from 'node:assert/strict'
-import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, type Reply, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
 const SETTINGS = ['tool_bindings', 'active_tool_ids', 'tool_choice', 'stop_conditions', 'step_rules', 'boundary_policy']
 
 describe('tools of agents', () => {
-  let app: TestApp
-  let project: { id: string; key: Client }
-  let key: Client
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
+  const key = forSuite(() => project.key)
   let ai_provider_id: string
   let tool: string
   let other: string
@@ -31,15 +32,11 @@ describe('tools of agents', () => {
   }
 
   before(async () => {
-    app = await startApp()
-    project = await app.project()
-    key = project.key
     const provider = { name: 'p', provider: 'custom', default_model: 'm', base_url: 'https://models.example.com/v1' }
     ai_provider_id = (await key.post('/ai-providers', provider)).body.id
     tool = await newTool(key)
     other = await newTool(key, { name: 'other', type: 'client', execute: null })
   })
-  after(() => app.close())
 
   it('are kept as they were written, each tool once, with every version', async () => {
     const inline = {

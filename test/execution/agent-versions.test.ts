@@ -1,13 +1,14 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, type Reply, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
 
 describe('versions of agents', () => {
-  let app: TestApp
-  let project: { id: string; key: Client }
-  let key: Client
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.projectWith(ACTIONS))
+  const key = forSuite(() => project.key)
   let ai_provider_id: string
 
   const ACTIONS = ['agents:*', 'ai-providers:*', 'model-routes:*', 'events:ListEvents', 'audit:ListAuditEntries']
@@ -23,12 +24,8 @@ describe('versions of agents', () => {
     ).body.id
 
   before(async () => {
-    app = await startApp()
-    project = await app.projectWith(ACTIONS)
-    key = project.key
     ai_provider_id = await newProvider()
   })
-  after(() => app?.close())
 
   const ok = (reply: Reply, status = 200): any => {
     assert.equal(reply.status, status, JSON.stringify(reply.body))

@@ -1,11 +1,12 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, type Reply, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('agents', () => {
-  let app: TestApp
-  let project: { id: string; key: Client }
-  let key: Client
+  const app = forSuite(() => startApp({ env: { AGENT_MAX_STEPS_CEILING: '50' } }))
+  const project = forSuite(() => app.project())
+  const key = forSuite(() => project.key)
   let ai_provider_id: string
 
   const newProvider = async (as: Client): Promise<string> =>
@@ -19,13 +20,8 @@ describe('agents', () => {
     ).body.id
 
   before(async () => {
-    app = await startApp({ env: { AGENT_MAX_STEPS_CEILING: '50' } })
-    project = await app.project()
-    key = project.key
     ai_provider_id = await newProvider(key)
   })
-
-  after(() => app?.close())
 
   const create = (fields: Record<string, unknown> = {}): Promise<Reply> =>
     key.post('/agents', { ai_provider_id, ...fields })

@@ -5,17 +5,18 @@ import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { guardrail } from './guardrail-support.ts'
-import { made, startTarget, type Target } from './tool-target.ts'
+import { made, startTarget } from './tool-target.ts'
 
 /** Short leases, so that a lost worker is missed within seconds. */
 const FAST = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1', APPROVAL_SWEEP_INTERVAL_MS: '1000' }
 
 describe('the call after an approval, when its worker is killed', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(() => startAgentApp({ workers: [] }))
   const processes: TestProcess[] = []
 
   const worker = async (env: Record<string, string> = {}) => {
@@ -23,15 +24,8 @@ describe('the call after an approval, when its worker is killed', function () {
     processes.push(made)
     return made
   }
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({ workers: [] })
-  })
   after(async () => {
     await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
-    await app?.close()
-    await target?.close()
   })
 
   /** Approves a call whose worker is killed at a point, and returns its outcome with another worker. */

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { eventually, type Reply } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
-import { startTarget, type Target } from './tool-target.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
+import { startTarget } from './tool-target.ts'
 
 type Json = Record<string, any>
 
@@ -13,12 +14,9 @@ const code = ({ status, body }: Reply) => [status, body?.error?.code]
 
 describe('approvals by end users', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let target: Target
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
       actions: [
         'actors:*',
@@ -30,12 +28,8 @@ describe('approvals by end users', function () {
         'guardrails:*',
         'sessions:*',
       ],
-    })
-  })
-  after(async () => {
-    await app.close()
-    await target.close()
-  })
+    }),
+  )
 
   const guardrail = (document: object) => app.key.post('/guardrails', { name: 'rule', document })
   const ruled = async (...documents: object[]): Promise<string[]> =>

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { eventually, type Reply } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
-import { json, startTarget, type Target } from './tool-target.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
+import { json, startTarget } from './tool-target.ts'
 
 const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
 const script = (...replies: object[]) => ({ prompt: `@double ${JSON.stringify(replies)}` })
@@ -9,8 +10,13 @@ const call = (name: string, args: object = {}) => ({ tool_calls: [{ name, args }
 const text = (text: string) => ({ text })
 
 describe('guardrails and approvals in turns', () => {
-  let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
+      actions: ['agents:CreateAgentGeneration', 'generations:GetGeneration', 'sessions:*'],
+    }),
+  )
 
   const admin = async (path: string, body: object) => {
     const made = await app.admin.post(path, { project_id: app.projectId, ...body })
@@ -53,18 +59,6 @@ describe('guardrails and approvals in turns', () => {
       },
       { what: `end of ${id}` },
     )
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({
-      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
-      actions: ['agents:CreateAgentGeneration', 'generations:GetGeneration', 'sessions:*'],
-    })
-  })
-  after(async () => {
-    await app.close()
-    await target.close()
-  })
   beforeEach(() => {
     target.requests.length = 0
     target.answer = json({ ok: true })

@@ -3,21 +3,22 @@ import { idStatement, sql } from '#core/db/sql.ts'
 import { type ToolGate, toolGate, type Verdict } from '#execution/tools/guardrail-gate.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { guardrail } from './guardrail-support.ts'
-import { json, made, refused, startTarget, type Target } from './tool-target.ts'
+import { json, made, refused, startTarget } from './tool-target.ts'
 
 describe('approvals', () => {
-  let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', APPROVAL_SWEEP_INTERVAL_MS: '1000' } }),
+  )
   let tool: any
   let approver: Client
 
   const parameters = { type: 'object', properties: { amount: { type: 'integer' } }, required: ['amount'] }
 
   before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', APPROVAL_SWEEP_INTERVAL_MS: '1000' } })
     tool = await made(app.key, { name: 'pay', parameters, execute: { url: `${target.url}/pay` } })
     approver = await app.user('approver', [
       { statement: [{ effect: 'Allow', action: ['approvals:*'], resource: [`srn:${app.projectId}:approval:*`] }] },
@@ -26,10 +27,6 @@ describe('approvals', () => {
   beforeEach(() => {
     target.requests.length = 0
     target.answer = json({ paid: true })
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
   })
 
   let amount = 0

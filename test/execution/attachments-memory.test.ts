@@ -3,6 +3,7 @@ import { acquireReadMemory } from '#content/files/read-memory.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { HEAP_FLAGS, resident, startProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 
 const MIB = 1024 * 1024
@@ -69,12 +70,7 @@ describe('the memory of a worker whose turns have files', function () {
 
 describe('files that are read whole, where there is little memory', function () {
   this.timeout(120_000)
-  let app: AgentApp
-
-  before(async () => {
-    app = await startAgentApp({ env: { FILES_MEMORY_BYTES: String(MIB) } })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startAgentApp({ env: { FILES_MEMORY_BYTES: String(MIB) } }))
 
   it('are refused for a turn when there is never enough for them', async () => {
     const content = Buffer.alloc(100_000, 7).toString('base64')

@@ -2,7 +2,8 @@ import assert from 'node:assert/strict'
 import { newId } from '#core/base/ids.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually, startApp } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 
 const PNG = Buffer.from(
   'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==',
@@ -10,18 +11,14 @@ const PNG = Buffer.from(
 )
 
 describe('files in messages', () => {
-  let app: AgentApp
-  let double: ReturnType<typeof client>
-
-  before(async () => {
-    app = await startAgentApp({
+  const app = forSuite(() =>
+    startAgentApp({
       actions: ['agents:*', 'files:*', 'generations:*', 'traces:*'],
       inProcess: true,
       env: { FILES_INLINE_MAX_BYTES: '4096' },
-    })
-    double = client(app.double)
-  })
-  after(() => app?.close())
+    }),
+  )
+  const double = forSuite(() => client(app.double))
 
   let counter = 0
   const upload = async (content_type: string, bytes: Buffer = PNG, key: Client = app.key) => {

@@ -1,18 +1,17 @@
 import assert from 'node:assert/strict'
+import { forSuite } from '../support/suite.ts'
 import { DECIDER_ACTIONS, eventsOf, madeDecider, QUESTIONS, toolAt } from './decider-support.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { startAgentApp } from './fixtures.ts'
 import { made, refused, refusedAt } from './tool-target.ts'
 
 const URL = 'https://decide.example.com/'
 
 describe('deciders', () => {
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ workers: [], actions: DECIDER_ACTIONS }))
   let tool: string
   before(async () => {
-    app = await startAgentApp({ workers: [], actions: DECIDER_ACTIONS })
     tool = await toolAt(app.key, URL)
   })
-  after(() => app?.close())
 
   const create = (fields: Record<string, unknown>) =>
     app.key.post('/deciders', { name: 'refused', tool_id: tool, questions: QUESTIONS, ...fields })

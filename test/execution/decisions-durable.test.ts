@@ -5,9 +5,10 @@ import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 import { DECIDER_ACTIONS, eventsOf, madeDecider, QUESTIONS, settled, TOOL_ANSWERS, toolAt } from './decider-support.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
-import { json, startTarget, type Target } from './tool-target.ts'
+import { startAgentApp } from './fixtures.ts'
+import { json, startTarget } from './tool-target.ts'
 
 /** Short leases, so that a lost worker is missed within seconds. */
 const FAST = {
@@ -23,9 +24,9 @@ const SECRET = 'what nobody else may read'
 
 describe('decisions and their workers', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let target: Target
-  let double: ReturnType<typeof client>
+  const target = forSuite(startTarget)
+  const app = forSuite(() => startAgentApp({ workers: [], actions: [...DECIDER_ACTIONS, 'projects:*'] }))
+  const double = forSuite(() => client(app.double))
   const processes: TestProcess[] = []
 
   const worker = async (env: Record<string, string> = {}) => {
@@ -63,12 +64,6 @@ describe('decisions and their workers', function () {
   }
   const endedOnce = async (id: string) =>
     assert.equal((await eventsOf(app.key, id)).length, 1, JSON.stringify(await eventsOf(app.key, id)))
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({ workers: [], actions: [...DECIDER_ACTIONS, 'projects:*'] })
-    double = client(app.double)
-  })
   beforeEach(() => {
     target.requests.length = 0
     target.answer = json(TOOL_ANSWERS)
@@ -78,10 +73,6 @@ describe('decisions and their workers', function () {
     const running = processes.splice(0).filter(each => (each.child.exitCode ?? each.child.signalCode) === null)
     await Promise.all(running.map(each => each.kill()))
     assert.equal(await inputsLeft(), 0)
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
   })
 
   it('an agent is called again when its worker is killed, and the decision ends once', async () => {

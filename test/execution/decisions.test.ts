@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import {
   DECIDER_ACTIONS,
   decided,
@@ -11,35 +12,30 @@ import {
   TOOL_ANSWERS,
   toolAt,
 } from './decider-support.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
-import { json, made, refused, refusedAt, startTarget, type Target } from './tool-target.ts'
+import { startAgentApp } from './fixtures.ts'
+import { json, made, refused, refusedAt, startTarget } from './tool-target.ts'
 
 const PIXEL =
   'data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=='
 
 describe('decisions', () => {
-  let app: AgentApp
-  let target: Target
-  let double: ReturnType<typeof client>
-  let tool: string
-  let decider: string
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
       workers: ['generation', 'delivery'],
       actions: DECIDER_ACTIONS,
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
-    })
-    double = client(app.double)
+    }),
+  )
+  const double = forSuite(() => client(app.double))
+  let tool: string
+  let decider: string
+  before(async () => {
     tool = await toolAt(app.key, target.url)
     decider = (await madeDecider(app.key, { tool_id: tool })).id
   })
   beforeEach(() => {
     target.answer = json(TOOL_ANSWERS)
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
   })
 
   const ask = (body: object, id = decider) => app.key.post(`/deciders/${id}/decisions`, body)

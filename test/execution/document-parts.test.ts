@@ -2,18 +2,13 @@ import assert from 'node:assert/strict'
 import { newId } from '#core/base/ids.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
-import { json, made, startTarget, type Target } from './tool-target.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
+import { json, made, startTarget } from './tool-target.ts'
 
 describe('documents in messages', () => {
-  let app: AgentApp
-  let double: ReturnType<typeof client>
-
-  before(async () => {
-    app = await startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
-    double = client(app.double)
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
+  const double = forSuite(() => client(app.double))
 
   const document = async (content: string, fields: object = {}, key: Client = app.key) => {
     const made = await key.post('/documents', { content, ...fields })
@@ -123,17 +118,15 @@ describe('documents in messages', () => {
   })
 
   describe('together with tool results', () => {
-    let target: Target
+    const target = forSuite(startTarget)
     let tool: any
     before(async () => {
-      target = await startTarget()
       tool = await made(app.key, { name: 'order', execute: { url: `${target.url}/order` } })
     })
     beforeEach(() => {
       target.requests.length = 0
       target.answer = json({ order: { state: 'shipped', items: ['tea'] } })
     })
-    after(() => target?.close())
 
     const result = (fields: object = {}) => ({ type: 'tool_output', tool_id: tool.id, ...fields })
     const boundTo = async (name: string, ...ids: string[]) => {

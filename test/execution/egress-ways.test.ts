@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { INTERNAL_HOSTS } from '../support/addresses.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
-import { call, json, made, refused, startTarget, type Target, warnedAt } from './tool-target.ts'
+import { forSuite } from '../support/suite.ts'
+import { call, json, made, refused, startTarget, warnedAt } from './tool-target.ts'
 
 describe('no way out leads to an address that is not public:', function () {
   this.timeout(180_000)
@@ -9,21 +10,17 @@ describe('no way out leads to an address that is not public:', function () {
   let key: Awaited<ReturnType<TestApp['project']>>['key']
   let projectId: string
   /** The address that the deployment allows. */
-  let target: Target
+  const target = forSuite(startTarget)
   /** What listens on every IPv4 address of this machine. */
-  let stranger: Target
+  const stranger = forSuite(() => startTarget('0.0.0.0'))
 
   before(async () => {
-    target = await startTarget()
-    stranger = await startTarget('0.0.0.0')
     const env = { EGRESS_ALLOW_HOSTS: `127.0.0.1:${target.port}` }
     app = await startApp({ env, workers: ['delivery', 'generation'] })
     ;({ id: projectId, key } = await app.project())
   })
   after(async () => {
     await app?.close()
-    await target?.close()
-    await stranger?.close()
   })
 
   const blocked = (reply: Awaited<ReturnType<typeof call>>, host: string, address: string | null) => {

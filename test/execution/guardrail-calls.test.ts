@@ -1,25 +1,17 @@
 import assert from 'node:assert/strict'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { guardrail } from './guardrail-support.ts'
-import { call, json, made, refused, startTarget, type Target } from './tool-target.ts'
+import { call, json, made, refused, startTarget } from './tool-target.ts'
 
 const RIGHTS = ['guardrails:*', 'tools:*', 'agents:*', 'ai-providers:*', 'audit:*', 'events:ListEvents', 'projects:*']
 
 describe('guardrails of calls', () => {
-  let app: TestApp
-  let target: Target
-
-  before(async () => {
-    target = await startTarget()
-    app = await startApp()
-  })
+  const target = forSuite(startTarget)
+  const app = forSuite(startApp)
   beforeEach(() => {
     target.requests.length = 0
     target.answer = json({ ok: true })
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
   })
 
   const execute = { url: 'placeholder' }

@@ -1,24 +1,19 @@
 import assert from 'node:assert/strict'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { guardrail, said, tried } from './guardrail-support.ts'
-import { made, refused, startTarget, type Target } from './tool-target.ts'
+import { made, refused, startTarget } from './tool-target.ts'
 
 const GUARDRAIL_RIGHTS = ['guardrails:*', 'tools:*', 'audit:*', 'events:ListEvents']
 
 describe('guardrails', () => {
-  let app: TestApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(startApp)
   let id: string
   let key: Client
 
   before(async () => {
-    target = await startTarget()
-    app = await startApp()
     ;({ id, key } = await app.projectWith(GUARDRAIL_RIGHTS))
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
   })
 
   const refusedDocument = async (document: object): Promise<any> =>

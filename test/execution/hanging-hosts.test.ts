@@ -7,7 +7,8 @@ import { beginHostCall, type HostCall, withSlotHolder } from '#core/net/hanging-
 import { fetchWithLimit } from '#core/net/limited-body.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 
 /** A vendor that accepts connections and reads requests, but answers only on a signal. */
 class SilentVendor {
@@ -76,13 +77,12 @@ class SilentVendor {
 
 describe('a vendor that does not answer', function () {
   this.timeout(180_000)
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ workers: [] }))
   let vendor: SilentVendor
   let silent: string
   const workers = steadyWorkers()
 
   before(async () => {
-    app = await startAgentApp({ workers: [] })
     vendor = new SilentVendor()
     const provider = await app.admin.post('/ai-providers', {
       project_id: app.projectId,
@@ -98,7 +98,6 @@ describe('a vendor that does not answer', function () {
   after(async () => {
     vendor?.close()
     await workers.stop()
-    await app?.close()
   })
 
   const start = async (agent: string) =>

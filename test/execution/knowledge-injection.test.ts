@@ -4,7 +4,8 @@ import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { accepted, shared } from './share-support.ts'
 import { refused, refusedAt } from './tool-target.ts'
 
@@ -23,15 +24,11 @@ const LOCAL = { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '64' }
 
 describe('knowledge of an agent', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let double: ReturnType<typeof client>
+  const app = forSuite(() =>
+    startAgentApp({ actions: ACTIONS, env: { ...LOCAL, KNOWLEDGE_INJECTION_MAX_CHARS: '1200' } }),
+  )
+  const double = forSuite(() => client(app.double))
   let lanes = 0
-
-  before(async () => {
-    app = await startAgentApp({ actions: ACTIONS, env: { ...LOCAL, KNOWLEDGE_INJECTION_MAX_CHARS: '1200' } })
-    double = client(app.double)
-  })
-  after(() => app.close())
 
   const document = async (content: string, path: string, more: object = {}): Promise<string> => {
     const reply = await app.key.post('/documents', { content, path, ...more })
@@ -369,12 +366,7 @@ describe('knowledge of an agent', function () {
 
 describe('knowledge of an agent over processes', function () {
   this.timeout(60_000)
-  let app: AgentApp
-
-  before(async () => {
-    app = await startAgentApp({ actions: ACTIONS, workers: [], env: LOCAL })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startAgentApp({ actions: ACTIONS, workers: [], env: LOCAL }))
 
   it('is unchanged for the worker that continues the turn of a lost one', async () => {
     const double = client(app.double)

@@ -2,9 +2,10 @@ import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { eventually, type Reply } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { type Message, openStream } from './streams.ts'
-import { json, startTarget, type Target } from './tool-target.ts'
+import { json, startTarget } from './tool-target.ts'
 
 const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
 
@@ -14,8 +15,17 @@ const call = (name: string, args: object = {}, more: object = {}) => ({ tool_cal
 const text = (text: string) => ({ text })
 
 describe('turns with tools', () => {
-  let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
+      env: {
+        EGRESS_ALLOW_HOSTS: '127.0.0.1',
+        GENERATION_TOOL_RESULT_MAX_BYTES: '2000',
+        GENERATION_TOOL_CONCURRENCY: '3',
+      },
+      actions: ['agents:CreateAgentGeneration', 'generations:GetGeneration', 'generations:PurgeGenerationContent'],
+    }),
+  )
   const names = new Map<string, string>()
 
   /** A tool of the project, as the admin makes it. */
@@ -47,22 +57,6 @@ describe('turns with tools', () => {
     for await (const message of (await openStream(app, path, body)).messages) messages.push(message)
     return messages
   }
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({
-      env: {
-        EGRESS_ALLOW_HOSTS: '127.0.0.1',
-        GENERATION_TOOL_RESULT_MAX_BYTES: '2000',
-        GENERATION_TOOL_CONCURRENCY: '3',
-      },
-      actions: ['agents:CreateAgentGeneration', 'generations:GetGeneration', 'generations:PurgeGenerationContent'],
-    })
-  })
-  after(async () => {
-    await app.close()
-    await target.close()
-  })
   beforeEach(() => {
     target.answer = json({ ok: true })
     target.requests.length = 0

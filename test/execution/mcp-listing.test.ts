@@ -1,27 +1,21 @@
 import assert from 'node:assert/strict'
 import type { ServerResponse } from 'node:http'
 import { eventually, type Reply } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
-import { refused, startTarget, type Target, type TargetRequest } from './tool-target.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
+import { refused, startTarget, type TargetRequest } from './tool-target.ts'
 
 describe('the listing of an mcp tool', () => {
-  let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
+      clock: { now: () => new Date(Date.now() + ahead) },
+    }),
+  )
   /** How far the clock of the processes is ahead. */
   let ahead = 0
   const MINUTE = 61_000
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({
-      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
-      clock: { now: () => new Date(Date.now() + ahead) },
-    })
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-  })
   beforeEach(() => {
     target.requests.length = 0
     target.answer = answered

@@ -5,8 +5,9 @@ import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
-import { json, made, startTarget, type Target } from './tool-target.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
+import { json, made, startTarget } from './tool-target.ts'
 
 const ACTIONS = ['agents:*', 'tools:*', 'generations:*', 'memories:*', 'projects:*', 'traces:*']
 
@@ -17,9 +18,9 @@ const FACTS = JSON.stringify(['One', 'Two', 'Three'])
 
 describe('memory rules and their workers', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let target: Target
-  let double: ReturnType<typeof client>
+  const target = forSuite(startTarget)
+  const app = forSuite(() => startAgentApp({ workers: [], actions: ACTIONS }))
+  const double = forSuite(() => client(app.double))
   let agent: string
   const processes: TestProcess[] = []
   let lanes = 0
@@ -64,12 +65,6 @@ describe('memory rules and their workers', function () {
   const firings = async (): Promise<any[]> => [
     ...(await app.services.pool.any(sql.unsafe`select * from memory_rule_firings order by id`)),
   ]
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({ workers: [], actions: ACTIONS })
-    double = client(app.double)
-  })
   beforeEach(async () => {
     target.requests.length = 0
     lane = `durable-${++lanes}`
@@ -83,10 +78,6 @@ describe('memory rules and their workers', function () {
     const running = processes.splice(0).filter(({ child }) => (child.exitCode ?? child.signalCode) === null)
     await Promise.all(running.map(each => each.kill()))
     await app.services.pool.query(sql.unsafe`delete from memory_rules`)
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
   })
 
   for (const [point, calls] of [

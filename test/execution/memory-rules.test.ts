@@ -4,10 +4,11 @@ import { firingRetention } from '#execution/memory-rules/retention.ts'
 import { usageSettled } from '../control/usage-support.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { eventsOf } from './decider-support.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { startAgentApp } from './fixtures.ts'
 import { accepted, shared } from './share-support.ts'
-import { json, made, refused, refusedAt, startTarget, type Target } from './tool-target.ts'
+import { json, made, refused, refusedAt, startTarget } from './tool-target.ts'
 
 const ACTIONS = [
   ...[
@@ -27,22 +28,12 @@ const FACTS = '["Ada likes tea", {"content": "Ada lives in Turin"}, 7, ""]'
 
 describe('memory rules', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let target: Target
-  let double: ReturnType<typeof client>
+  const target = forSuite(startTarget)
+  const app = forSuite(() => startAgentApp({ actions: ACTIONS, workers: ['generation', 'delivery'] }))
+  const double = forSuite(() => client(app.double))
   let lanes = 0
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({ actions: ACTIONS, workers: ['generation', 'delivery'] })
-    double = client(app.double)
-  })
   beforeEach(() => {
     target.requests.length = 0
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
   })
 
   const store = async (): Promise<string> => {

@@ -5,8 +5,9 @@ import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { type Scrape, scrape } from '../support/metrics.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-import { type Receiver, startReceiver } from '../support/receiver.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { openStream, readStream } from './streams.ts'
 
 const ACTIONS = [
@@ -25,17 +26,15 @@ describe('metrics of work', function () {
   this.timeout(60_000)
 
   describe('of turns', () => {
-    let app: AgentApp
+    const app = forSuite(() => startAgentApp({ workers: [], actions: ACTIONS }))
     let process: TestProcess
     let double: ReturnType<typeof client>
     before(async () => {
-      app = await startAgentApp({ workers: [], actions: ACTIONS })
       process = await startProcess('worker', app.databaseUrl, { PROVIDER_MAX_RETRIES: '0' }, ['generation'])
       double = client(app.double)
     })
     after(async () => {
       await process?.kill()
-      await app?.close()
     })
 
     const worker = () => scrape(process.url)
@@ -147,17 +146,13 @@ describe('metrics of work', function () {
   })
 
   describe('of work that waits', () => {
-    let app: AgentApp
-    let receiver: Receiver
+    const app = forSuite(() =>
+      startAgentApp({ workers: [], actions: ACTIONS, env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }),
+    )
+    const receiver = forSuite(startReceiver)
     const processes: TestProcess[] = []
-    before(async () => {
-      receiver = await startReceiver()
-      app = await startAgentApp({ workers: [], actions: ACTIONS, env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
-    })
     after(async () => {
       await Promise.all(processes.map(each => each.kill()))
-      await app?.close()
-      await receiver?.close()
     })
 
     const age = (shown: Scrape, concern: string) => shown.value('muster_work_oldest_seconds', { concern })

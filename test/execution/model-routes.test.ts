@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
-import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, type Reply, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
 
@@ -20,21 +21,18 @@ const refusedAt = (reply: Reply, path: string): Json => {
 const UNKNOWN_ROUTE = 'route_00000000000000000000000000'
 
 describe('model routes', () => {
-  let app: TestApp
-  let project: { id: string; key: Client }
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
   /** May do no more than configure routes. */
   let key: Client
   let ai_provider_id: string
   let counter = 0
 
   before(async () => {
-    app = await startApp()
-    project = await app.project()
     ai_provider_id = await newProvider(project.key)
     const statement = [{ effect: 'Allow', action: ['model-routes:*'], resource: [`srn:${project.id}:model_route:*`] }]
     key = await app.user(undefined, [{ statement }])
   })
-  after(() => app?.close())
 
   const newProvider = async (as: Client): Promise<string> => {
     const fields = { name: 'p', provider: 'custom', default_model: 'm', base_url: 'https://models.example.com/v1' }

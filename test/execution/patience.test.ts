@@ -5,7 +5,8 @@ import { retryAfter } from '#execution/providers/retry-after.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { begin, finish, refuse, startScriptedVendor, whole } from '../support/scripted-vendor.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 
 const ACTIONS = [
   'agents:CreateAgentGeneration',
@@ -20,8 +21,13 @@ const BUSY = { message: 'Overloaded', type: 'overloaded_error' }
 
 describe('patience with a vendor', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let vendor: Awaited<ReturnType<typeof startScriptedVendor>>
+  const vendor = forSuite(startScriptedVendor)
+  const app = forSuite(() =>
+    startAgentApp({
+      actions: ACTIONS,
+      env: { ...LIMITS, SYNC_WAIT_SECONDS: '10', OLLAMA_BASE_URL: vendor.url.slice(0, -3) },
+    }),
+  )
   let agent: string
 
   const provider = async (fields: object = {}) => {
@@ -45,16 +51,7 @@ describe('patience with a vendor', function () {
     (await app.key.get(`/usage/events?generation_id=${generation}`)).body.data as any[]
 
   before(async () => {
-    vendor = await startScriptedVendor()
-    app = await startAgentApp({
-      actions: ACTIONS,
-      env: { ...LIMITS, SYNC_WAIT_SECONDS: '10', OLLAMA_BASE_URL: vendor.url.slice(0, -3) },
-    })
     agent = await agentOf()
-  })
-  after(async () => {
-    vendor?.close()
-    await app?.close()
   })
 
   describe('within one call', () => {

@@ -1,20 +1,13 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, type Reply, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('AI providers', () => {
-  let app: TestApp
-  let project: { id: string; key: Client }
-  let key: Client
-
-  before(async () => {
-    app = await startApp()
-    project = await app.project()
-    key = project.key
-  })
-
-  after(() => app?.close())
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
+  const key = forSuite(() => project.key)
 
   const create = (fields: Record<string, unknown> = {}, as = key): Promise<Reply> =>
     as.post('/ai-providers', {

@@ -1,22 +1,19 @@
 import assert from 'node:assert/strict'
-import { after, afterEach, before, describe, it } from 'mocha'
+import { after, afterEach, describe, it } from 'mocha'
 import { listActorsByUsage } from '#control/usage/sums.ts'
 import { sql } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 import { insertUsage, tokenUse } from '../support/usage.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { startAgentApp } from './fixtures.ts'
 
 const DAY = new Date().toISOString().slice(0, 10)
 
 describe('quotas of tokens and money', function () {
   this.timeout(120_000)
-  let app: AgentApp
+  const app = forSuite(startAgentApp)
   let quotas: string[] = []
-  before(async () => {
-    app = await startAgentApp()
-  })
-  after(() => app.close())
   /** No turn is active. */
   const settled = () =>
     eventually(async () => {

@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict'
-import { eventually, type TestProject } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { guardrail } from './guardrail-support.ts'
 import { accepted, shared } from './share-support.ts'
-import { made, refused, secretOf, startTarget, type Target } from './tool-target.ts'
+import { made, refused, secretOf, startTarget } from './tool-target.ts'
 
 /** A prompt that makes the model call a tool, and state its result. */
 const calling = (name: string, args: object = {}) => ({
@@ -14,19 +15,18 @@ const RUNNING = ['agents:*', 'shares:*', 'approvals:*', 'guardrails:*', 'secrets
 const LOOKING = ['generations:*', 'traces:*', 'usage:*', 'events:ListEvents', 'files:*', 'activity:*']
 
 describe('turns of shared agents', () => {
-  let app: AgentApp
-  let target: Target
-  let grantee: TestProject
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
+      actions: ['agents:*', 'shares:*', 'tools:*', 'secrets:*'],
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
+    }),
+  )
+  const grantee = forSuite(() => app.projectWith(RUNNING))
   let agent: string
   let shareId: string
 
   before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({
-      actions: ['agents:*', 'shares:*', 'tools:*', 'secrets:*'],
-      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
-    })
-    grantee = await app.projectWith(RUNNING)
     const secret = await secretOf(app.key, 'the publisher knows')
     const execute = { url: `${target.url}/pay`, headers: { 'x-secret': `{{secret:${secret}}}` } }
     const tool = await made(app.key, { name: 'pay', execute })
@@ -44,10 +44,6 @@ describe('turns of shared agents', () => {
   })
   beforeEach(() => {
     target.requests.length = 0
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
   })
 
   const generate = async (body: object) => {

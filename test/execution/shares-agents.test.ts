@@ -4,6 +4,7 @@ import { client } from '../local/double/client.ts'
 import { eventually, type Reply, type TestProject } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { accepted, shared, statuses } from './share-support.ts'
 import { openStream, readStream } from './streams.ts'
@@ -41,21 +42,15 @@ const generate = (grantee: TestProject, id: string, body: object = { prompt: 'he
   grantee.key.post(`/agents/${id}/generate${query}`, body)
 
 describe('shares of agents', () => {
-  let app: AgentApp
-  let double: ReturnType<typeof client>
-  let grantee: TestProject
-  let stranger: TestProject
-
-  before(async () => {
-    app = await startAgentApp({
+  const app = forSuite(() =>
+    startAgentApp({
       workers: ['generation', 'ingestion'],
       actions: ['agents:*', 'shares:*', 'generations:*', 'traces:*', 'events:ListEvents'],
-    })
-    double = client(app.double)
-    grantee = await app.projectWith(RUNNING)
-    stranger = await app.projectWith(RUNNING)
-  })
-  after(() => app?.close())
+    }),
+  )
+  const double = forSuite(() => client(app.double))
+  const grantee = forSuite(() => app.projectWith(RUNNING))
+  const stranger = forSuite(() => app.projectWith(RUNNING))
 
   const read = async (id: string) => (await grantee.key.get(`/generations/${id}`)).body
   const ended = (id: string) =>

@@ -1,25 +1,20 @@
 import assert from 'node:assert/strict'
-import { eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { eventually, startApp, type TestProject } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { accepted, PUBLISHING, shared, USING } from './share-support.ts'
-import { call, made, startTarget, type Target } from './tool-target.ts'
+import { call, made, startTarget } from './tool-target.ts'
 
 describe('notifications of projects about shares that they use', () => {
-  let app: TestApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(startApp)
   let publisher: TestProject
   let grantee: TestProject
   /** Entries that a test has seen. */
   const seen = new Set<string>()
 
   before(async () => {
-    target = await startTarget()
-    app = await startApp()
     publisher = await app.projectWith(PUBLISHING)
     grantee = await app.projectWith(USING)
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
   })
   beforeEach(() => forget())
 

@@ -1,27 +1,18 @@
 import assert from 'node:assert/strict'
 import { eventually, type TestProject } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { guardrail } from './guardrail-support.ts'
 import { accepted, shared } from './share-support.ts'
-import { json, made, startTarget, type Target } from './tool-target.ts'
+import { json, made, startTarget } from './tool-target.ts'
 
 const call = (name: string) => ({ tool_calls: [{ name, args: {} }] })
 const script = (...replies: object[]) => ({ prompt: `@double ${JSON.stringify([...replies, { text: 'done' }])}` })
 
 describe('shared tools and agents, in turns', () => {
-  let app: AgentApp
-  let target: Target
-  let other: TestProject
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
-    other = await app.projectWith(['*'])
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-  })
+  const target = forSuite(startTarget)
+  const app = forSuite(() => startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
+  const other = forSuite(() => app.projectWith(['*']))
   beforeEach(() => {
     target.answer = json({ ok: true })
     target.requests.length = 0

@@ -1,26 +1,15 @@
 import assert from 'node:assert/strict'
-import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { accepted, eventsOf, PUBLISHING, shared, USING } from './share-support.ts'
-import { call, json, made, refused, refusedAt, secretOf, startTarget, type Target } from './tool-target.ts'
+import { call, json, made, refused, refusedAt, secretOf, startTarget } from './tool-target.ts'
 
 describe('shares of tools', () => {
-  let app: TestApp
-  let target: Target
-  let publisher: TestProject
-  let grantee: TestProject
-  let stranger: TestProject
-
-  before(async () => {
-    target = await startTarget()
-    app = await startApp()
-    publisher = await app.projectWith(PUBLISHING)
-    grantee = await app.projectWith(USING)
-    stranger = await app.projectWith(USING)
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-  })
+  const target = forSuite(startTarget)
+  const app = forSuite(startApp)
+  const publisher = forSuite(() => app.projectWith(PUBLISHING))
+  const grantee = forSuite(() => app.projectWith(USING))
+  const stranger = forSuite(() => app.projectWith(USING))
 
   const tool = (fields: Record<string, unknown> = {}, key: Client = publisher.key) =>
     made(key, { execute: { url: `${target.url}/shared` }, ...fields })

@@ -1,19 +1,14 @@
 import assert from 'node:assert/strict'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { type Message, type OpenStream, openStream, readStream } from './streams.ts'
 
 /** Streams check the permissions of their caller again with each ping. */
 describe('a stream whose caller loses the right to it', () => {
-  let app: AgentApp
-  let double: ReturnType<typeof client>
-
-  before(async () => {
-    app = await startAgentApp({ env: { STREAM_PING_INTERVAL_MS: '100' } })
-    double = client(app.double)
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startAgentApp({ env: { STREAM_PING_INTERVAL_MS: '100' } }))
+  const double = forSuite(() => client(app.double))
 
   let lanes = 0
   /** An agent whose model says one word and then waits until `finish` is called. */

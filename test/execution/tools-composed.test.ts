@@ -1,19 +1,18 @@
 import assert from 'node:assert/strict'
 import { operations } from '#core/api/operation.ts'
 import { newId } from '#core/base/ids.ts'
-import { type Client, startApp, type TestApp } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
-import { call, json, made, refused, refusedAt, secretOf, startTarget, type Target } from './tool-target.ts'
+import { type Client, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
+import { call, json, made, refused, refusedAt, secretOf, startTarget } from './tool-target.ts'
 
 describe('tools made of others', () => {
-  let app: TestApp
-  let target: Target
+  const app = forSuite(() => startApp({ env: { TOOL_CALL_TIMEOUT_MS: '8000', TOOL_MAX_RESPONSE_BYTES: '100000' } }))
+  const target = forSuite(startTarget)
   let id: string
   let key: Client
 
   before(async () => {
-    target = await startTarget()
-    app = await startApp({ env: { TOOL_CALL_TIMEOUT_MS: '8000', TOOL_MAX_RESPONSE_BYTES: '100000' } })
     ;({ id, key } = await app.project())
   })
   beforeEach(() => {
@@ -21,10 +20,6 @@ describe('tools made of others', () => {
     // Answers its path and the request.
     target.answer = ({ url, body }, response) =>
       json({ url, got: JSON.parse(body || 'null') })(undefined as never, response)
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
   })
 
   const execute = (path = '/x', more: object = {}) => ({ execute: { url: `${target.url}${path}`, ...more } })
@@ -433,11 +428,7 @@ describe('tools made of others', () => {
 })
 
 describe('platform tools that start work', () => {
-  let app: AgentApp
-  before(async () => {
-    app = await startAgentApp({ actions: ['tools:*', 'agents:CreateAgentGeneration', 'generations:*'] })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startAgentApp({ actions: ['tools:*', 'agents:CreateAgentGeneration', 'generations:*'] }))
 
   it('wait for it, and hold no connection meanwhile', async () => {
     const actions = ['create-agent-generation']

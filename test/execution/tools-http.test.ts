@@ -4,31 +4,31 @@ import type { ServerResponse } from 'node:http'
 import { rawQuery, sql } from '#core/db/sql.ts'
 import { callTool, openCall } from '#execution/tools/call.ts'
 import { type ToolRow, toolKind } from '#execution/tools/model.ts'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
+import { forSuite } from '../support/suite.ts'
 import { call, json, made, refused, refusedAt, secretOf, startTarget, type Target } from './tool-target.ts'
 
 const SECRET = `a secret of "quotes" & 100% / it's`
 
 describe('http tools', () => {
-  let app: TestApp
-  let target: Target
-  let other: Target
+  const target = forSuite(startTarget)
+  const other = forSuite(startTarget)
+  const app = forSuite(() =>
+    startApp({
+      env: {
+        EGRESS_ALLOW_HOSTS: `127.0.0.1:${target.port},localhost:${target.port},127.0.0.1:${other.port}`,
+        TOOL_MAX_RESPONSE_BYTES: '200000',
+        TOOL_CALL_TIMEOUT_MS: '3000',
+      },
+    }),
+  )
   let id: string
   let key: Client
   /** May call tools of the project, and nothing else. */
   let caller: Client
 
   before(async () => {
-    target = await startTarget()
-    other = await startTarget()
-    app = await startApp({
-      env: {
-        EGRESS_ALLOW_HOSTS: `127.0.0.1:${target.port},localhost:${target.port},127.0.0.1:${other.port}`,
-        TOOL_MAX_RESPONSE_BYTES: '200000',
-        TOOL_CALL_TIMEOUT_MS: '3000',
-      },
-    })
     ;({ id, key } = await app.projectWith(['*']))
     const statement = [{ effect: 'Allow', action: ['tools:CallTool'], resource: [`srn:${id}:tool:*`] }]
     caller = await app.user(undefined, [{ statement }])
@@ -38,11 +38,6 @@ describe('http tools', () => {
     other.answer = json({ other: true })
     target.requests.length = 0
     other.requests.length = 0
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-    await other?.close()
   })
 
   /** A tool at a path of the target. */

@@ -4,39 +4,26 @@ import { callTool, openCall } from '#execution/tools/call.ts'
 import { toolKind } from '#execution/tools/model.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { bomb } from '../support/bombs.ts'
-import { type McpTarget, startMcpServer } from './mcp-target.ts'
-import {
-  call,
-  json,
-  made,
-  refused,
-  refusedAt,
-  secretOf,
-  startTarget,
-  type Target,
-  type TargetRequest,
-} from './tool-target.ts'
+import { forSuite } from '../support/suite.ts'
+import { startMcpServer } from './mcp-target.ts'
+import { call, json, made, refused, refusedAt, secretOf, startTarget, type TargetRequest } from './tool-target.ts'
 
 const SECRET = 'a secret of many letters'
 
 describe('mcp tools', () => {
   let app: TestApp
-  let server: McpTarget
+  const server = forSuite(startMcpServer)
   /** Servers that misbehave. */
-  let target: Target
-  let other: Target
+  const target = forSuite(startTarget)
+  const other = forSuite(startTarget)
   /** A tool that may not be called. */
-  let hidden: Target
+  const hidden = forSuite(startTarget)
   let id: string
   let key: Client
   /** May call tools of the project, and nothing else. */
   let caller: Client
 
   before(async () => {
-    server = await startMcpServer()
-    target = await startTarget()
-    other = await startTarget()
-    hidden = await startTarget()
     const allowed = [server, target, other].map(({ port }) => `127.0.0.1:${port}`)
     app = await startApp({
       env: {
@@ -56,10 +43,6 @@ describe('mcp tools', () => {
   })
   after(async () => {
     await app?.close()
-    await server?.close()
-    await target?.close()
-    await other?.close()
-    await hidden?.close()
   })
 
   /** Every session is ended; forgets the requests. */

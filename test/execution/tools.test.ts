@@ -1,23 +1,22 @@
 import assert from 'node:assert/strict'
 import { newId } from '#core/base/ids.ts'
 import { sql } from '#core/db/sql.ts'
-import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { type Client, startApp } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
+import { forSuite } from '../support/suite.ts'
 import { call, made, refused, refusedAt, secretOf } from './tool-target.ts'
 
 const URL = 'https://api.example.com/v1/items'
 const CRUD = ['tools:CreateTool', 'tools:GetTool', 'tools:ListTools', 'tools:UpdateTool', 'tools:DeleteTool']
 
 describe('tools', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { TOOL_CALL_TIMEOUT_MS: '20000' } }))
   let id: string
   let key: Client
 
   before(async () => {
-    app = await startApp({ env: { TOOL_CALL_TIMEOUT_MS: '20000' } })
     ;({ id, key } = await app.projectWith([...CRUD, 'secrets:CreateSecret', 'secrets:UseSecret', 'events:*']))
   })
-  after(() => app?.close())
 
   const create = (fields: object) => key.post('/tools', { name: 'tool', ...fields })
 

@@ -14,6 +14,7 @@ import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { runWorker, steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { openStream, readStream } from './streams.ts'
 
@@ -81,14 +82,12 @@ function kit(app: AgentApp) {
 
 describe('steps files of traces', function () {
   this.timeout(60_000)
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ env: { PROVIDER_MAX_RETRIES: '0', GENERATION_SWEEP_SECONDS: '1' } }))
   let t: ReturnType<typeof kit>
 
   before(async () => {
-    app = await startAgentApp({ env: { PROVIDER_MAX_RETRIES: '0', GENERATION_SWEEP_SECONDS: '1' } })
     t = kit(app)
   })
-  after(() => app.close())
 
   it('take the steps of a settled turn from the journal; its transcript is unchanged', async () => {
     const agent = await t.twoSteps('moved')

@@ -1,25 +1,17 @@
 import assert from 'node:assert/strict'
 import { eventually } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { guardrail } from './guardrail-support.ts'
-import { json, startTarget, type Target } from './tool-target.ts'
+import { json, startTarget } from './tool-target.ts'
 
 const script = (...replies: object[]) => ({ prompt: `@double ${JSON.stringify(replies)}` })
 const call = (name: string, args: object = {}) => ({ tool_calls: [{ name, args }] })
 const text = (text: string) => ({ text })
 
 describe('what turns with tools offer and record', () => {
-  let app: AgentApp
-  let target: Target
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-  })
+  const target = forSuite(startTarget)
+  const app = forSuite(() => startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
   beforeEach(() => {
     target.answer = json({ ok: true })
     target.requests.length = 0

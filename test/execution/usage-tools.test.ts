@@ -6,20 +6,19 @@ import { runWorker } from '../support/hosts.ts'
 import { COSTLY_ITEMS, costly, occupyThreads } from '../support/occupied-threads.ts'
 import { startProcess } from '../support/processes.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
+import { forSuite } from '../support/suite.ts'
 import { madeDecider, TOOL_ANSWERS } from './decider-support.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { startAgentApp } from './fixtures.ts'
 import { accepted, shared } from './share-support.ts'
-import { json, made, startTarget, type Target } from './tool-target.ts'
+import { json, made, startTarget } from './tool-target.ts'
 
 const script = (...replies: object[]) => ({ prompt: `@double ${JSON.stringify(replies)}` })
 const PAST = '2020-01-01T00:00:00Z'
 
 describe('usage of tools', () => {
-  let app: AgentApp
-  let target: Target
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
       workers: ['generation', 'delivery'],
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1' },
       actions: [
@@ -33,12 +32,8 @@ describe('usage of tools', () => {
         'activity:*',
         'actors:*',
       ],
-    })
-  })
-  after(async () => {
-    await app.close()
-    await target.close()
-  })
+    }),
+  )
   beforeEach(() => {
     target.answer = json({ ok: true })
   })

@@ -3,9 +3,10 @@ import { usageOf } from '../control/usage-support.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { accepted, shared } from './share-support.ts'
-import { json, startTarget, type Target } from './tool-target.ts'
+import { json, startTarget } from './tool-target.ts'
 
 const USED = { prompt_tokens: 100, completion_tokens: 20, cached_tokens: 40 }
 const script = (...replies: object[]) => ({
@@ -18,11 +19,9 @@ const quantities = (event: any) =>
   Object.fromEntries(event.components.map(({ component, quantity }: any) => [component, quantity]))
 
 describe('usage of turns', () => {
-  let app: AgentApp
-  let target: Target
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
       actions: [
         'agents:*',
@@ -36,12 +35,8 @@ describe('usage of turns', () => {
         'shares:*',
         'projects:ManageProjectPrices',
       ],
-    })
-  })
-  after(async () => {
-    await app.close()
-    await target.close()
-  })
+    }),
+  )
   beforeEach(() => {
     target.answer = json({ ok: true })
   })

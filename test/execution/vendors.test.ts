@@ -9,9 +9,10 @@ import { sql } from '#core/db/sql.ts'
 import { callModel } from '#execution/providers/call.ts'
 import { aiProviderKind } from '#execution/providers/model.ts'
 import type { ModelRequest } from '#execution/providers/model-messages.ts'
-import { type Double, startDouble } from '#local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
-import { startVendors, type Vendors } from './vendors.ts'
+import { forSuite } from '../support/suite.ts'
+import { startVendors } from './vendors.ts'
 
 const WEATHER = {
   name: 'get_weather',
@@ -30,13 +31,11 @@ const CACHED_USAGE = {
 
 describe('model calls', () => {
   let app: TestApp
-  let vendors: Vendors
-  let double: Double
+  const vendors = forSuite(startVendors)
+  const double = forSuite(startDouble)
   let key: Client
 
   before(async () => {
-    vendors = await startVendors()
-    double = await startDouble()
     process.env.AWS_ENDPOINT_URL_BEDROCK_RUNTIME = vendors.url
     process.env.AWS_ENDPOINT_URL_BEDROCK = vendors.url
     app = await startApp({
@@ -53,8 +52,6 @@ describe('model calls', () => {
     delete process.env.AWS_ENDPOINT_URL_BEDROCK_RUNTIME
     delete process.env.AWS_ENDPOINT_URL_BEDROCK
     await app?.close()
-    await double?.close()
-    await vendors?.close()
   })
 
   const secret = async (value: string): Promise<string> => {

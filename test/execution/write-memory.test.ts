@@ -2,7 +2,8 @@ import assert from 'node:assert/strict'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { refused } from './tool-target.ts'
 
 const ACTIONS = [
@@ -18,15 +19,9 @@ const ACTIONS = [
 
 describe('the tool write_memory', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let double: ReturnType<typeof client>
+  const app = forSuite(() => startAgentApp({ actions: ACTIONS, workers: ['generation', 'delivery'] }))
+  const double = forSuite(() => client(app.double))
   let lanes = 0
-
-  before(async () => {
-    app = await startAgentApp({ actions: ACTIONS, workers: ['generation', 'delivery'] })
-    double = client(app.double)
-  })
-  after(() => app.close())
 
   const store = async (): Promise<string> => (await app.key.post('/memory-stores', { name: `s ${++lanes}` })).body.id
   const writing = { tool_calls: [{ name: 'write_memory', args: { content: ' Ada likes tea ' } }] }

@@ -1,23 +1,23 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { sweepFormations } from '#formations/requests/saved-plans.ts'
-import { eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 import { active, fresh, physical, planned, store, updated } from './support.ts'
 
 const ACTIONS = ['formations:*', 'memories:*']
 
 describe('formations over their life', () => {
-  let app: TestApp
-  let project: TestProject
-  before(async () => {
-    app = await startApp({
+  const app = forSuite(() =>
+    startApp({
       workers: ['orchestration', 'trigger', 'delivery'],
       env: { TRIGGER_SCHEDULER_INTERVAL_MS: '1000' },
-    })
-    project = await app.projectWith([...ACTIONS, 'triggers:*', 'exceptions:*', 'ai-providers:*', 'agents:*'])
-  })
-  after(() => app?.close())
+    }),
+  )
+  const project = forSuite(() =>
+    app.projectWith([...ACTIONS, 'triggers:*', 'exceptions:*', 'ai-providers:*', 'agents:*']),
+  )
 
   const problemsOf = async (formation: { id: string }, body: object) => {
     const { status, body: refusal } = await project.key.put(`/formations/${formation.id}`, body)

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { type Client, eventually, type Reply, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { type Client, eventually, type Reply, startApp } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
+import { forSuite } from '../support/suite.ts'
 
 const store = (name: string) => ({ type: 'memory_store', properties: { name } })
 const LINKED = {
@@ -14,8 +15,8 @@ const LARGE = 500
 
 describe('formations with concurrent requests', function () {
   this.timeout(180_000)
-  let app: TestApp
-  let project: TestProject
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
   const workers = steadyWorkers()
   const work = () => workers.start(app.databaseUrl, {}, ['orchestration'])
   const codes = (replies: Reply[]) => replies.map(({ status, body }) => body.error?.code ?? status).sort()
@@ -29,14 +30,7 @@ describe('formations with concurrent requests', function () {
       const { body } = await app.admin.get(`/formations/${id}`)
       return /ing$/.test(body.status) ? null : body
     })
-
-  // No worker runs but where a test starts one, so that a request meanwhile finds the operation running.
-  before(async () => {
-    app = await startApp()
-    project = await app.project()
-  })
   afterEach(() => workers.stop())
-  after(() => app?.close())
 
   it('get one name once', async () => {
     const asked = { name: 'wanted', template: { resources: { A: store('a') } } }

@@ -1,19 +1,15 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { sweepFormations } from '#formations/requests/saved-plans.ts'
-import { client, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { client, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { active, physical, planned, store, updated } from './support.ts'
 
 const ACTIONS = ['formations:*', 'memories:*', 'secrets:*']
 
 describe('changes of resources by another way than their formation', () => {
-  let app: TestApp
-  let project: TestProject
-  before(async () => {
-    app = await startApp({ workers: ['orchestration'] })
-    project = await app.projectWith(ACTIONS)
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startApp({ workers: ['orchestration'] }))
+  const project = forSuite(() => app.projectWith(ACTIONS))
 
   const rows = async (text: string, values: unknown[] = []) =>
     (await app.services.pool.any(rawQuery(text, values))) as readonly any[]

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { framesOf } from '../support/frames.ts'
+import { forSuite } from '../support/suite.ts'
 
 const PROVIDER = { type: 'ai_provider', properties: { name: 'Demo', provider: 'ollama', default_model: 'demo' } }
 const AGENT = { type: 'agent', properties: { name: 'Support', ai_provider_id: { ref: 'Provider' } } }
@@ -17,13 +18,8 @@ let count = 0
 const fresh = () => `stack ${++count}`
 
 describe('formations', () => {
-  let app: TestApp
-  let project: TestProject
-  before(async () => {
-    app = await startApp({ workers: ['orchestration'], env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
-    project = await app.project()
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startApp({ workers: ['orchestration'], env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
+  const project = forSuite(() => app.project())
 
   const deployed = async (template: unknown, more: object = {}) => {
     const { status, body } = await project.key.post('/formations', { name: fresh(), template, ...more })

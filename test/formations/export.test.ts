@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
-import { eventually, type Reply, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { eventually, type Reply, startApp, type TestProject } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { active, physical, store } from './support.ts'
 
 const WHOLE = {
@@ -104,13 +105,10 @@ const WHOLE = {
 }
 
 describe('exported templates', () => {
-  let app: TestApp
-  let project: TestProject
-  before(async () => {
-    app = await startApp({ workers: ['orchestration', 'ingestion'], env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
-    project = await app.project()
-  })
-  after(() => app?.close())
+  const app = forSuite(() =>
+    startApp({ workers: ['orchestration', 'ingestion'], env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }),
+  )
+  const project = forSuite(() => app.project())
 
   const exported = async ({ key }: TestProject, body: object = {}) => {
     const reply = await key.post('/formations/export', body)

@@ -1,15 +1,11 @@
 import assert from 'node:assert/strict'
-import { type Client, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { type Client, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { active, fresh, physical, planned, store, updated } from './support.ts'
 
 describe('formations of a hostile tenant', () => {
-  let app: TestApp
-  let project: TestProject
-  before(async () => {
-    app = await startApp({ workers: ['orchestration'], inProcess: true })
-    project = await app.project()
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startApp({ workers: ['orchestration'], inProcess: true }))
+  const project = forSuite(() => app.project())
 
   const keyFor = async (...action: string[]): Promise<Client> => {
     const document = { statement: [{ effect: 'Allow', action, resource: ['*'] }] }

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { type HostedProcess, runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** Pairs of templates, and those whose workers are killed. A long run: FORMATION_SEEDS=200 FORMATION_KILLS=40. */
 const SEEDS = Number(process.env.FORMATION_SEEDS ?? 4)
@@ -105,7 +106,7 @@ function templateOf(random: Random): Template {
 
 describe('random templates', function () {
   this.timeout(600_000)
-  let app: TestApp
+  const app = forSuite(startApp)
   let deploying: HostedProcess | undefined
 
   const ok = async (reply: Promise<{ status: number; body: any }>): Promise<any> => {
@@ -205,12 +206,7 @@ describe('random templates', function () {
     for (const path of Object.values(PATHS))
       assert.equal((await ok(app.admin.get(`${path}?project_id=${one}`))).total, 0, path)
   }
-
-  before(async () => {
-    app = await startApp()
-  })
   afterEach(end)
-  after(() => app?.close())
 
   it('do what their plans say, and leave what deploying the last one alone leaves', async () => {
     await begin()

@@ -4,8 +4,9 @@ import { type FlatField, flatten } from '#core/api/flatten.ts'
 import type { Operation } from '#core/api/operation.ts'
 import { builtInTypes } from '#formations/types/built-in.ts'
 import type { BuiltInType } from '#formations/types/model.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
-import { type Receiver, readSignature, startReceiver } from '../support/receiver.ts'
+import { eventually, startApp } from '../support/app.ts'
+import { readSignature, startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
 import { type Case, type Json, resourcesOf } from './resources.ts'
 
 type Resources = Record<string, Case>
@@ -35,19 +36,18 @@ const NO_PROPERTIES: Record<string, string[]> = {
 const FLATTENED = ['guardrail.document', 'project_price.prices']
 
 describe('resource types', () => {
-  let app: TestApp
-  let types: Map<string, BuiltInType>
-  let count = 0
-  let receiver: Receiver
-  before(async () => {
-    app = await startApp({
+  const app = forSuite(() =>
+    startApp({
       workers: ['orchestration', 'delivery'],
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', SECRETS_VAULT_ADDR: 'http://127.0.0.1:1', SECRETS_VAULT_TOKEN: 'token' },
-    })
-    receiver = await startReceiver()
+    }),
+  )
+  const receiver = forSuite(startReceiver)
+  let types: Map<string, BuiltInType>
+  let count = 0
+  before(async () => {
     types = new Map(builtInTypes(app.services).map(type => [type.name, type]))
   })
-  after(() => Promise.all([app?.close(), receiver?.close()]))
 
   /** A formation in a separate project, deployed by an admin. */
   const stackOf = async () => {

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { rawQuery, sql } from '#core/db/sql.ts'
 import { builtInTypes } from '#formations/types/built-in.ts'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
 type Refused = {
@@ -170,13 +171,12 @@ const refusedBodies = (ids: Json): Refused[] => [
 ]
 
 describe('the validation of a template', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let key: Client
   let ids: Json
   let projectId: string
 
   before(async () => {
-    app = await startApp()
     const project = await app.project()
     ;({ key } = project)
     projectId = project.id
@@ -195,7 +195,6 @@ describe('the validation of a template', () => {
       tool: await made('/tools', { name: 't', execute: { url } }),
     }
   })
-  after(() => app.close())
 
   const validate = async (resource: object, more: object = {}) => {
     const { status, body } = await key.post('/formations/validate', {

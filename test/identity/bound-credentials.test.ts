@@ -1,12 +1,13 @@
 import assert from 'node:assert/strict'
 import { operations } from '#core/api/operation.ts'
 import type { Client, Reply } from '../support/app.ts'
-import { allowing, type OauthApp, REDIRECT, register, startOauthApp, tokensOf } from '../support/oauth.ts'
+import { allowing, REDIRECT, register, startOauthApp, tokensOf } from '../support/oauth.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** The fields that a narrower credential of a user reads about the user, through operations that check the user only. */
 describe('credentials that are narrower than their user', function () {
   this.timeout(120_000)
-  let app: OauthApp
+  const app = forSuite(startOauthApp)
   let user: Client & { id: string }
   /** The credentials may act in `here`; the user in both projects. */
   let here: string
@@ -21,7 +22,6 @@ describe('credentials that are narrower than their user', function () {
   }
 
   before(async () => {
-    app = await startOauthApp()
     here = (await ok(app.admin.post('/projects', { name: 'here' }))).id
     elsewhere = (await ok(app.admin.post('/projects', { name: 'elsewhere' }))).id
     user = await app.user(undefined, [allowing(here), allowing(elsewhere)])
@@ -46,7 +46,6 @@ describe('credentials that are narrower than their user', function () {
     }
     params = { user_id: user.id, key_id: keyElsewhere.id, grant_id: grant.id }
   })
-  after(() => app?.close())
 
   for (const name of ['a project key with one policy', 'an unbound key with one policy', 'an OAuth grant that reads'])
     it(`reads nothing of another project as ${name}`, async () => {

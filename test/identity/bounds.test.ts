@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
-import { type Double, startDouble } from '#local/double/server.ts'
-import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { startDouble } from '#local/double/server.ts'
+import { type Client, eventually, type Reply, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 /**
  * The restrictions of a caller apply to everything that it causes, and a definition does not lend the permissions of its
@@ -9,10 +10,10 @@ import { type Client, eventually, type Reply, startApp, type TestApp } from '../
  */
 describe('restrictions of a caller', function () {
   this.timeout(120_000)
-  let app: TestApp
-  let double: Double
+  const double = forSuite(() => startDouble({}))
+  const app = forSuite(() => startApp({ workers: ['generation', 'orchestration', 'trigger'] }))
+  const admin = forSuite(() => app.admin)
   let projectId: string
-  let admin: Client
   let wide: Client & { id: string }
   let narrow: Client & { id: string }
   let providerId: string
@@ -40,18 +41,11 @@ describe('restrictions of a caller', function () {
   }
 
   before(async () => {
-    double = await startDouble({})
-    app = await startApp({ workers: ['generation', 'orchestration', 'trigger'] })
-    admin = app.admin
     projectId = (await ok(admin.post('/projects', { name: 'bounds' }))).id
     wide = await app.user(undefined, [allowing(['*'])])
     narrow = await app.user(undefined, [allowing(['*'], ['secrets:CreateSecret'])])
     const provider = { name: 'double', provider: 'custom', default_model: 'double-1', base_url: `${double.url}/v1` }
     providerId = (await made(admin, '/ai-providers', provider)).id
-  })
-  after(async () => {
-    await app?.close()
-    await double?.close()
   })
 
   const platform = (by: Client, actions: string[], more: object = {}): Promise<any> =>

@@ -4,13 +4,14 @@ import { type Operation, operations, toolNameOf } from '#core/api/operation.ts'
 import { resourceTypes } from '#core/api/resource-type.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { platformActions } from '#execution/tools/platform.ts'
-import { type Double, startDouble } from '#local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import { tools as mcpTools } from '../mcp/support.ts'
 import * as a2a from '../protocols/a2a-support.ts'
 import { ThreadClient } from '../protocols/ag-ui-support.ts'
-import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, type Reply, startApp } from '../support/app.ts'
 import { createBody, type Described, describedOperations, type Ids, randomOf, withoutSharing } from '../support/fuzz.ts'
 import { populate } from '../support/populate.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
 
@@ -63,9 +64,14 @@ const ARGUMENTS: Record<string, Json> = {
  */
 describe('operations called by definitions', function () {
   this.timeout(600_000)
-  let app: TestApp
-  let double: Double
-  let admin: Client
+  const double = forSuite(() => startDouble({}))
+  const app = forSuite(() =>
+    startApp({
+      env: { ...a2a.ENV, AG_UI_MOUNT: 'true', OPENAI_MOUNT: 'true' },
+      workers: ['generation', 'orchestration', 'trigger', 'evaluation'],
+    }),
+  )
+  const admin = forSuite(() => app.admin)
   let tenant: Client
   let projectId: string
   /** Values of path parameters, of another project. */
@@ -86,12 +92,6 @@ describe('operations called by definitions', function () {
   const made = (path: string, body: object): Promise<any> => ok(tenant.post(path, { project_id: projectId, ...body }))
 
   before(async () => {
-    double = await startDouble({})
-    app = await startApp({
-      env: { ...a2a.ENV, AG_UI_MOUNT: 'true', OPENAI_MOUNT: 'true' },
-      workers: ['generation', 'orchestration', 'trigger', 'evaluation'],
-    })
-    admin = app.admin
     document = withoutSharing((await app.anonymous.get('//openapi.json')).body)
     described = new Map(describedOperations(document).map(each => [each.id, each]))
     foreign = { ...(await populate(app)), user_id: (await ok(admin.get('/users/me'))).id }
@@ -106,10 +106,6 @@ describe('operations called by definitions', function () {
     const actions = [...platformActions().keys()]
     toolId = (await made('/tools', { name: toolName, type: 'platform', actions: actions.slice(0, 500) })).id
     assert.ok(actions.length <= 500, 'one tool has every action')
-  })
-  after(async () => {
-    await app?.close()
-    await double?.close()
   })
 
   const inBatches = async <T>(all: readonly T[], run: (each: T) => Promise<void>) => {

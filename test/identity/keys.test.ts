@@ -1,15 +1,16 @@
 import { strict as assert } from 'node:assert'
 import { manualClock } from '#core/base/clock.ts'
 import { rawQuery } from '#core/db/sql.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 
 const allow = (action: string, resource: string) => ({
   statement: [{ effect: 'Allow', action: [action], resource: [resource] }],
 })
 
 describe('project keys', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ clock }))
   const clock = manualClock()
   const rows = async (text: string, values: unknown[] = []) =>
     (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
@@ -17,11 +18,6 @@ describe('project keys', () => {
   const works = async (secret: string) => (await app.as(secret).get('/projects')).status === 200
   const ids = (reply: { body: { data: { id: string }[] } }) => reply.body.data.map(item => item.id)
   const unknown = 'key_00000000000000000000000000'
-
-  before(async () => {
-    app = await startApp({ clock })
-  })
-  after(() => app.close())
 
   describe('create', () => {
     it('answers the record and the key, in snake case, for the documented camel-case body', async () => {

@@ -1,13 +1,14 @@
 import assert from 'node:assert/strict'
-import { type Double, startDouble } from '#local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import type { Client, Reply } from '../support/app.ts'
-import { allowing, type OauthApp, REDIRECT, refresh, register, startOauthApp, tokensOf } from '../support/oauth.ts'
+import { allowing, REDIRECT, refresh, register, startOauthApp, tokensOf } from '../support/oauth.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** Work that a token of a grant starts stays within the grant, and ends with it. */
 describe('work that an OAuth token starts', function () {
   this.timeout(120_000)
-  let app: OauthApp
-  let double: Double
+  const double = forSuite(() => startDouble({}))
+  const app = forSuite(() => startOauthApp({ workers: ['generation', 'orchestration', 'trigger'] }))
   let projectId: string
   let user: Client & { id: string }
   let client_id: string
@@ -59,17 +60,10 @@ describe('work that an OAuth token starts', function () {
     ok(user.post(`/orchestration-runs/${run.id}/human-input`, { node_id: 'h', output: {} }))
 
   before(async () => {
-    double = await startDouble({})
-    app = await startOauthApp({ workers: ['generation', 'orchestration', 'trigger'] })
     projectId = (await ok(app.admin.post('/projects', { name: 'bounds' }))).id
     user = await app.user(undefined, [allowing(projectId)])
     ;({ client_id } = await register(app.base))
     modules = (await ok(user.get('/oauth/consent-info'))).modules.map(({ module }: { module: string }) => module)
-  })
-
-  after(async () => {
-    await app?.close()
-    await double?.close()
   })
 
   it('has the granted permissions and is attributed to the grant', async () => {

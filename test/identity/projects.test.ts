@@ -7,24 +7,20 @@ import { rawQuery } from '#core/db/sql.ts'
 import { cloneables } from '#identity/projects/clone.ts'
 import { sweepDeferredDeletes } from '#identity/projects/delete.ts'
 import { lockUnpaused } from '#identity/projects/pause.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { loadBeside } from '../support/modules.ts'
+import { forSuite } from '../support/suite.ts'
 
 const DAY = 86_400_000
 
 describe('projects', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ clock }))
   const clock = manualClock()
   const rows = async (text: string, values: unknown[] = []) =>
     (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const eventsOf = async (id: string) =>
     (await storedEvents(app.services.pool, { project: id })).filter(event => event.name.startsWith('projects.'))
-
-  before(async () => {
-    app = await startApp({ clock })
-  })
-  after(() => app.close())
 
   describe('create', () => {
     it('answers the record with its defaults', async () => {

@@ -7,17 +7,18 @@ import { maskSecrets } from '#identity/secrets/mask.ts'
 import { reencryptSecrets, verifySecrets } from '#identity/secrets/reencrypt.ts'
 import { checkTokens, openSecret, resolveTokens } from '#identity/secrets/resolve.ts'
 import { dropReplacedValues } from '#identity/secrets/store.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 
 const allow = (action: string, resource: string) => ({
   statement: [{ effect: 'Allow', action: [action], resource: [resource] }],
 })
 
 describe('secrets', () => {
-  let app: TestApp
-  let project: Awaited<ReturnType<TestApp['project']>>
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
   const rows = async (text: string, values: unknown[] = []) =>
     (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const store = async (value: string, of = project) =>
@@ -25,12 +26,6 @@ describe('secrets', () => {
   const reading = (id: string, of = project) => openSecret(app.services.pool, app.services, of.id, id)
   const failsWith = (code: string, id: string) => (error: AppError) =>
     error instanceof AppError && error.code === code && error.meta?.secret_id === id
-
-  before(async () => {
-    app = await startApp()
-    project = await app.project()
-  })
-  after(() => app.close())
 
   describe('record', () => {
     it('is created without showing its value', async () => {

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
-import { type Double, startDouble } from '#local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import { upload } from '../content/file-support.ts'
-import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, type Reply, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 /**
  * Whose rights the effects of definitions have, whatever starts them. The effect is a secret that a platform tool makes;
@@ -9,10 +10,12 @@ import { type Client, eventually, type Reply, startApp, type TestApp } from '../
  */
 describe('effects of definitions', function () {
   this.timeout(240_000)
-  let app: TestApp
-  let double: Double
+  const double = forSuite(() => startDouble({}))
+  const app = forSuite(() =>
+    startApp({ workers: ['generation', 'orchestration', 'trigger', 'evaluation', 'ingestion'] }),
+  )
+  const admin = forSuite(() => app.admin)
   let projectId: string
-  let admin: Client
   /** May do everything in the project. */
   let wide: Client & { id: string }
   /** May do everything in the project but make secrets. */
@@ -34,9 +37,6 @@ describe('effects of definitions', function () {
   }
 
   before(async () => {
-    double = await startDouble({})
-    app = await startApp({ workers: ['generation', 'orchestration', 'trigger', 'evaluation', 'ingestion'] })
-    admin = app.admin
     projectId = (await ok(admin.post('/projects', { name: 'rights' }))).id
     const resource = [`srn:${projectId}:*:*`]
     const everything = { effect: 'Allow', action: ['*'], resource }
@@ -45,10 +45,6 @@ describe('effects of definitions', function () {
     narrow = await app.user(undefined, [{ statement: [everything, but] }])
     const provider = { name: 'double', provider: 'custom', default_model: 'double-1', base_url: `${double.url}/v1` }
     providerId = (await made(admin, '/ai-providers', provider)).id
-  })
-  after(async () => {
-    await app?.close()
-    await double?.close()
   })
 
   /** A platform tool that makes a secret of a name when it is called, whatever it is given. */

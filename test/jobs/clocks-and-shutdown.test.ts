@@ -1,11 +1,12 @@
 import assert from 'node:assert/strict'
 import { idFloor } from '#core/base/ids.ts'
 import { rawQuery } from '#core/db/sql.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client, eventually } from '../support/app.ts'
 import { muster } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** A clock five minutes ahead, for the whole process. */
 const AHEAD_MS = 300_000
@@ -18,19 +19,15 @@ const AHEAD = `--import=data:text/javascript,${encodeURIComponent(`
 
 describe('a process', function () {
   this.timeout(120_000)
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ workers: [] }))
   const processes: TestProcess[] = []
   const start = async (kind: 'web' | 'worker', env: Record<string, string>, kinds: string[] = []) => {
     const made = await startProcess(kind, app.databaseUrl, env, kinds)
     processes.push(made)
     return made
   }
-  before(async () => {
-    app = await startAgentApp({ workers: [] })
-  })
   after(async () => {
     await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
-    await app?.close()
   })
   const rows = async (text: string): Promise<any[]> => [...(await app.services.pool.query(rawQuery(text))).rows]
 

@@ -9,6 +9,7 @@ import { emitNamed } from '../support/events.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type Received, type Receiver, readSignature, startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
 
 const pause = (ms: number) => new Promise(resolve => setTimeout(resolve, ms))
 
@@ -59,15 +60,15 @@ function using(app: TestApp) {
 }
 
 describe('delivery', () => {
-  let app: TestApp
+  const app = forSuite(() =>
+    startApp({ workers: ['delivery'], env: { WEBHOOK_TIMEOUT_MS: '1000', WEBHOOK_LEASE_MS: '3000' } }),
+  )
   let receiver: Receiver
   let use: ReturnType<typeof using>
 
   before(async () => {
-    app = await startApp({ workers: ['delivery'], env: { WEBHOOK_TIMEOUT_MS: '1000', WEBHOOK_LEASE_MS: '3000' } })
     use = using(app)
   })
-  after(async () => await app?.close())
   beforeEach(async () => {
     receiver = await startReceiver()
     use.project = (await app.project()).id
@@ -408,11 +409,7 @@ describe('delivery', () => {
 })
 
 describe('the egress rule', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ workers: ['delivery'], env: { EGRESS_ALLOW_HOSTS: '' } })
-  })
-  after(async () => await app?.close())
+  const app = forSuite(() => startApp({ workers: ['delivery'], env: { EGRESS_ALLOW_HOSTS: '' } }))
 
   it('closes deliveries to internal addresses before a connection is opened', async () => {
     let connections = 0
@@ -529,17 +526,15 @@ describe('a webhook whose deliveries keep failing', () => {
 })
 
 describe('delivery by processes that die', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let receiver: Receiver
   let use: ReturnType<typeof using>
   let workers: TestProcess[]
   const lease = { WEBHOOK_TIMEOUT_MS: '1500', WEBHOOK_LEASE_MS: '2000', WEBHOOK_SWEEP_INTERVAL_MS: '500' }
 
   before(async () => {
-    app = await startApp()
     use = using(app)
   })
-  after(async () => await app?.close())
   beforeEach(async () => {
     workers = []
     receiver = await startReceiver()

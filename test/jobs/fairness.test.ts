@@ -1,8 +1,9 @@
 import { strict as assert } from 'node:assert'
-import { type Double, startDouble } from '#local/double/server.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { startDouble } from '#local/double/server.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { type HostedProcess, runWeb, steadyWorkers } from '../support/hosts.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
 import { makeTenant, type Tenant, turnsStarted } from '../support/tenants.ts'
 
 /**
@@ -11,19 +12,15 @@ import { makeTenant, type Tenant, turnsStarted } from '../support/tenants.ts'
  */
 describe('a quiet project', function () {
   this.timeout(120_000)
-  let app: TestApp
-  let model: Double
+  const model = forSuite(() => startDouble({}))
+  const app = forSuite(startApp)
   let web: HostedProcess
 
   before(async () => {
-    model = await startDouble({})
-    app = await startApp()
     web = await runWeb(app.databaseUrl)
   })
   after(async () => {
     await web?.stop()
-    await app?.close()
-    await model?.close()
   })
   afterEach(() => workers.stop())
 

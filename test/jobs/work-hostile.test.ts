@@ -2,22 +2,18 @@ import assert from 'node:assert/strict'
 import { purgeWork } from '#conversation/actors/purge.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { age, sweep, upload } from '../content/ingestion-support.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('durable work that cannot be settled', function () {
   this.timeout(60_000)
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ actions: ['actors:*', 'files:*', 'documents:*'] }))
   const steady = steadyWorkers()
   const run = async (text: string): Promise<any[]> => [...(await app.services.pool.query(rawQuery(text))).rows]
-
-  before(async () => {
-    app = await startAgentApp({ actions: ['actors:*', 'files:*', 'documents:*'] })
-  })
   afterEach(() => steady.stop())
-  after(() => app.close())
 
   it('is not abandoned if it is retried until it succeeds: a requested erasure', async () => {
     const actor = (await app.key.post('/actors', { name: 'Ann' })).body.id

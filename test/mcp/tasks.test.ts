@@ -1,18 +1,18 @@
 import assert from 'node:assert/strict'
 import { edge, graphOf, madeOrchestration, step } from '../automation/orchestration-support.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { openStream, tools, wire, withForms, withTasks } from './support.ts'
 
 /** Long work as tasks: views of records that are read, answered and cancelled. */
 describe('tasks of /mcp', () => {
   let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
   let call: ReturnType<typeof tools>
   let send: ReturnType<typeof wire>
   before(async () => {
-    target = await startTarget()
     target.answer = json({ paid: true })
     app = await startAgentApp({
       workers: ['generation', 'orchestration'],
@@ -23,7 +23,6 @@ describe('tasks of /mcp', () => {
   })
   after(async () => {
     await app?.close()
-    await target?.close()
   })
 
   const script = (...replies: object[]) => `@double ${JSON.stringify(replies)}`

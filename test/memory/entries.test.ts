@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
-import type { EmbeddingServer } from '../support/embedding-server.ts'
+import { eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { at, createStore, entriesOf, eventsOf, memoriesOf, remote, startAngles, state } from './support.ts'
 
 const near = (value: number, degrees: number) =>
@@ -11,23 +11,13 @@ const near = (value: number, degrees: number) =>
   )
 
 describe('writing facts', () => {
-  let app: TestApp
-  let server: EmbeddingServer
-  let project: TestProject
-  let key: Client
+  const app = forSuite(() => startApp({ env: remote(server) }))
+  const project = forSuite(() => app.projectWith(['memories:*']))
+  const key = forSuite(() => project.key)
+  const server = forSuite(startAngles)
   let store: string
-  before(async () => {
-    server = await startAngles()
-    app = await startApp({ env: remote(server) })
-    project = await app.projectWith(['memories:*'])
-    key = project.key
-  })
   beforeEach(async () => {
     store = await createStore(key)
-  })
-  after(async () => {
-    await app?.close()
-    await server?.close()
   })
 
   it('creates a memory of each new fact, and an entry of every claim', async () => {
@@ -352,11 +342,7 @@ describe('writing facts', () => {
 })
 
 describe('facts without an embedding model', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
+  const app = forSuite(startApp)
 
   it('are distinguished by their texts', async () => {
     const { key } = await app.projectWith(['memories:*', 'knowledge:SearchKnowledge'])

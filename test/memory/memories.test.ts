@@ -2,28 +2,18 @@ import assert from 'node:assert/strict'
 import { snapshotProjects } from '#control/storage/snapshot.ts'
 import { sql } from '#core/db/sql.ts'
 import { expireMemories } from '#memory/facts/expire.ts'
-import { type Client, startApp, type TestApp, type TestProject } from '../support/app.ts'
-import type { EmbeddingServer } from '../support/embedding-server.ts'
+import { type Client, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { at, createStore, DIMENSIONS, entriesOf, eventsOf, memoriesOf, remote, startAngles, state } from './support.ts'
 
 describe('memories', () => {
-  let app: TestApp
-  let server: EmbeddingServer
-  let project: TestProject
-  let key: Client
+  const server = forSuite(startAngles)
+  const app = forSuite(() => startApp({ env: remote(server) }))
+  const project = forSuite(() => app.projectWith(['memories:*', 'knowledge:SearchKnowledge']))
+  const key = forSuite(() => project.key)
   let store: string
-  before(async () => {
-    server = await startAngles()
-    app = await startApp({ env: remote(server) })
-    project = await app.projectWith(['memories:*', 'knowledge:SearchKnowledge'])
-    key = project.key
-  })
   beforeEach(async () => {
     store = await createStore(key)
-  })
-  after(async () => {
-    await app?.close()
-    await server?.close()
   })
 
   const search = async (query: string, more: object = {}) =>

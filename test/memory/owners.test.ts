@@ -1,28 +1,18 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
 import { refused as expectRefusal } from '../execution/tool-target.ts'
-import { type Client, client, startApp, type TestApp, type TestProject } from '../support/app.ts'
-import type { EmbeddingServer } from '../support/embedding-server.ts'
+import { type Client, client, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { at, createStore, entriesOf, eventsOf, memoriesOf, remote, startAngles, state } from './support.ts'
 
 describe('memories of end users', () => {
-  let app: TestApp
-  let server: EmbeddingServer
-  let project: TestProject
-  let key: Client
+  const server = forSuite(startAngles)
+  const app = forSuite(() => startApp({ env: remote(server) }))
+  const project = forSuite(() => app.projectWith(['memories:*', 'actors:*', 'knowledge:*']))
+  const key = forSuite(() => project.key)
   let store: string
-  before(async () => {
-    server = await startAngles()
-    app = await startApp({ env: remote(server) })
-    project = await app.projectWith(['memories:*', 'actors:*', 'knowledge:*'])
-    key = project.key
-  })
   beforeEach(async () => {
     store = await createStore(key)
-  })
-  after(async () => {
-    await app?.close()
-    await server?.close()
   })
 
   const actor = async (more: object = {}): Promise<string> =>

@@ -1,18 +1,15 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { type Client, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { createStore, state } from './support.ts'
 
 describe('searching memories', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { EMBEDDING_PROVIDER: 'local' } }))
   let key: Client
-  before(async () => {
-    app = await startApp({ env: { EMBEDDING_PROVIDER: 'local' } })
-  })
   beforeEach(async () => {
     key = (await app.projectWith(['memories:*', 'documents:*', 'knowledge:SearchKnowledge'])).key
   })
-  after(() => app.close())
 
   const search = async (body: object) => {
     const reply = await key.post('/knowledge/search', body)

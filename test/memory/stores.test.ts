@@ -1,17 +1,13 @@
 import assert from 'node:assert/strict'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { createStore, eventsOf, memoriesOf, state } from './support.ts'
 
 const RIGHTS = ['ListMemoryStores', ...['Create', 'Get', 'Update', 'Delete'].map(verb => `${verb}MemoryStore`)]
 
 describe('memory stores', () => {
-  let app: TestApp
-  let project: TestProject
-  before(async () => {
-    app = await startApp({ env: { EMBEDDING_PROVIDER: 'local' } })
-    project = await app.projectWith(RIGHTS.map(action => `memories:${action}`))
-  })
-  after(() => app.close())
+  const app = forSuite(() => startApp({ env: { EMBEDDING_PROVIDER: 'local' } }))
+  const project = forSuite(() => app.projectWith(RIGHTS.map(action => `memories:${action}`)))
 
   it('are kept, found, changed and deleted by who may', async () => {
     const made = await project.key.post('/memory-stores', { name: '  Likes ', description: 'x', tags: { team: 'a' } })

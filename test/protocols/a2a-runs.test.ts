@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { graphOf, step } from '../automation/orchestration-support.ts'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import {
   collect,
   connect,
@@ -20,14 +21,8 @@ import {
 const a2a = { enabled: true }
 
 describe('tasks of A2A clients of an orchestration', () => {
-  let app: TestApp
-  let project: TestProject
-
-  before(async () => {
-    app = await startApp({ env: ENV, workers: ['orchestration'] })
-    project = await app.projectWith(RUN_ACTIONS)
-  })
-  after(() => app.close())
+  const app = forSuite(() => startApp({ env: ENV, workers: ['orchestration'] }))
+  const project = forSuite(() => app.projectWith(RUN_ACTIONS))
 
   const made = async (graph: object) => {
     const reply = await app.admin.post('/orchestrations', { project_id: project.id, name: 'Refund', a2a, ...graph })

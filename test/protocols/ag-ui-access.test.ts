@@ -1,20 +1,12 @@
 import assert from 'node:assert/strict'
-import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { startSessionApp } from '../conversation/session-support.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
+import { forSuite } from '../support/suite.ts'
 import { CHAT_ACTIONS, calls, ofType, postRun, said, ThreadClient, types } from './ag-ui-support.ts'
 
 describe('access of AG-UI clients', () => {
-  let app: SessionApp
-  let target: Target
-
-  before(async () => {
-    target = await startTarget()
-    app = await startSessionApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' }, actions: CHAT_ACTIONS })
-  })
-  after(async () => {
-    await app.close()
-    await target.close()
-  })
+  const target = forSuite(startTarget)
+  const app = forSuite(() => startSessionApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' }, actions: CHAT_ACTIONS }))
 
   const message = (content = said({ text: 'ok' })) => ({ id: crypto.randomUUID(), role: 'user', content })
   const run = (fields: object = {}) => ({

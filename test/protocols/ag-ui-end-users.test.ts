@@ -1,16 +1,16 @@
 import assert from 'node:assert/strict'
 import { CHAT_ACTIONS, endUser } from '../conversation/end-user-support.ts'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
+import { forSuite } from '../support/suite.ts'
 import { calls, ofType, postRun, said, ThreadClient, types } from './ag-ui-support.ts'
 
 describe('end users at the AG-UI mount', () => {
   let app: SessionApp
-  let target: Target
+  const target = forSuite(startTarget)
   let agentId: string
 
   before(async () => {
-    target = await startTarget()
     target.answer = json({ hidden_result: 1 })
     app = await startSessionApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' }, actions: CHAT_ACTIONS })
     agentId = await app.agent({
@@ -24,7 +24,6 @@ describe('end users at the AG-UI mount', () => {
   })
   after(async () => {
     await app.close()
-    await target.close()
   })
 
   const user = (fields: object = {}) => endUser(app, { agent_ids: [agentId], ...fields })

@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
 import { CHAT_ACTIONS, type EndUserClient, endUser } from '../conversation/end-user-support.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import { longestTurn } from '../support/event-loop.ts'
 import { pngHeader } from '../support/images.ts'
+import { forSuite } from '../support/suite.ts'
 import { calls, said } from './ag-ui-support.ts'
 import { type OpenAiApp, startOpenAiApp } from './openai-support.ts'
 
@@ -11,11 +12,10 @@ type Json = Record<string, any>
 describe('the OpenAI mount: hostile callers', function () {
   this.timeout(30_000)
   let app: OpenAiApp
-  let target: Target
+  const target = forSuite(startTarget)
   let agentId: string
 
   before(async () => {
-    target = await startTarget()
     target.answer = json({ hidden_result: 1 })
     app = await startOpenAiApp({
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
@@ -29,7 +29,6 @@ describe('the OpenAI mount: hostile callers', function () {
   })
   after(async () => {
     await app.close()
-    await target.close()
   })
 
   const user = (fields: object = {}, actorId?: string): Promise<EndUserClient> =>

@@ -3,9 +3,10 @@ import { randomUUID } from 'node:crypto'
 import { lastAssistantMessageIsCompleteWithApprovalResponses } from 'ai'
 import { endUser } from '../conversation/end-user-support.ts'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { pngHeader } from '../support/images.ts'
+import { forSuite } from '../support/suite.ts'
 import { calls, said } from './ag-ui-support.ts'
 import { asking, openChat, partsOf, requestUi, transcript } from './ui-support.ts'
 
@@ -14,11 +15,10 @@ const PNG = `data:image/png;base64,${pngHeader(2, 2).toString('base64')}`
 describe('callers of chats of the AI SDK', function () {
   this.timeout(60_000)
   let app: SessionApp
-  let target: Target
+  const target = forSuite(startTarget)
   let agentId: string
 
   before(async () => {
-    target = await startTarget()
     target.answer = json({ refunded: true })
     app = await startSessionApp({
       env: {
@@ -35,7 +35,6 @@ describe('callers of chats of the AI SDK', function () {
   })
   after(async () => {
     await app.close()
-    await target.close()
   })
 
   const user = (fields: object = {}) => endUser(app, { agent_ids: [agentId], ...fields })

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { CHAT_ACTIONS, endUser } from '../conversation/end-user-support.ts'
-import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
+import { startSessionApp } from '../conversation/session-support.ts'
+import { forSuite } from '../support/suite.ts'
 import { said } from './ag-ui-support.ts'
 import { asking, type ChunkReply, requestUi } from './ui-support.ts'
 
@@ -8,17 +9,17 @@ type Json = Record<string, any>
 
 describe('hostile and careless clients of chats of the AI SDK', function () {
   this.timeout(60_000)
-  let app: SessionApp
+  const app = forSuite(() =>
+    startSessionApp({
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', STREAM_PING_INTERVAL_MS: '600000' },
+      actions: [...CHAT_ACTIONS, 'files:*', 'shares:*'],
+    }),
+  )
   let agentId: string
 
   before(async () => {
-    app = await startSessionApp({
-      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', STREAM_PING_INTERVAL_MS: '600000' },
-      actions: [...CHAT_ACTIONS, 'files:*', 'shares:*'],
-    })
     agentId = await app.agent()
   })
-  after(() => app?.close())
 
   const user = (fields: object = {}) => endUser(app, { agent_ids: [agentId], ...fields })
   const refusal = ({ status, body }: ChunkReply) => [status, body?.error?.code]

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
 type Answer = { status?: number; body: unknown }
@@ -42,25 +43,19 @@ async function startVendor() {
 
 describe('providers that several callers share', function () {
   this.timeout(60_000)
-  let app: TestApp
-  let vendor: Awaited<ReturnType<typeof startVendor>>
+  const vendor = forSuite(startVendor)
+  const app = forSuite(() => startApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
   let key: Client
   /** May complete, and neither read nor change the provider. */
   let narrow: Client
 
   before(async () => {
-    vendor = await startVendor()
-    app = await startApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
     const project = await app.projectWith(['ai-providers:*', 'chats:*', 'secrets:*', 'usage:*'])
     key = project.key
     const statement = [{ effect: 'Allow', action: ['chats:CreateChatCompletion'], resource: ['*'] }]
     const policy = await app.admin.post('/policies', { document: { statement } })
     const made = await app.admin.post('/project-keys', { project_id: project.id, policy_ids: [policy.body.id] })
     narrow = app.as(made.body.secret)
-  })
-  after(async () => {
-    await app?.close()
-    vendor?.close()
   })
   beforeEach(() => {
     vendor.answer = () => ({ body: COMPLETION })

@@ -1,18 +1,16 @@
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
 import { smallestValue } from '#local/double/schema.ts'
-import type { Double } from '#local/double/server.ts'
 import { startDouble } from '#local/double/server.ts'
+import { forSuite } from '../../support/suite.ts'
 import { client, tool } from './client.ts'
 
 describe('model double: when no rule matches', () => {
-  let double: Double
+  const double = forSuite(startDouble)
   let api: ReturnType<typeof client>
   before(async () => {
-    double = await startDouble()
     api = client(double)
   })
-  after(() => double.close())
 
   const assistant = { role: 'assistant', content: 'x' }
 

@@ -1,17 +1,15 @@
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
-import type { Double } from '#local/double/server.ts'
 import { startDouble } from '#local/double/server.ts'
+import { forSuite } from '../../support/suite.ts'
 import { client, until } from './client.ts'
 
 describe('model double: embeddings', () => {
-  let double: Double
+  const double = forSuite(() => startDouble({ dims: 64 }))
   let api: ReturnType<typeof client>
   before(async () => {
-    double = await startDouble({ dims: 64 })
     api = client(double)
   })
-  after(() => double.close())
 
   const ask = (body: Record<string, unknown>, lane = 'vectors') =>
     api.send('POST', '/v1/embeddings', { model: 'double-embed', ...body }, { 'x-double-lane': lane })

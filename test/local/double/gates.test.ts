@@ -1,17 +1,15 @@
 import assert from 'node:assert/strict'
 import { request } from 'node:http'
-import type { Double } from '#local/double/server.ts'
 import { startDouble } from '#local/double/server.ts'
+import { forSuite } from '../../support/suite.ts'
 import { client, until } from './client.ts'
 
 describe('model double: gates', () => {
-  let double: Double
+  const double = forSuite(startDouble)
   let api: ReturnType<typeof client>
   before(async () => {
-    double = await startDouble()
     api = client(double)
   })
-  after(() => double.close())
 
   const open = (gate: string) => api.read('POST', `/control/gates/${gate}/open`)
   const waiting = (gate: string, count: number) => until(async () => (await api.gate(gate))?.waiting === count)

@@ -3,18 +3,18 @@ import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import { request } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import type { Double } from '#local/double/server.ts'
 import { startDouble } from '#local/double/server.ts'
+import { forSuite } from '../../support/suite.ts'
 import { client, until } from './client.ts'
 
 describe('model double: routes, lanes and log', () => {
-  let double: Double
+  const double = forSuite(() =>
+    startDouble({ scripts: [{ lane: 'given', fallback: { text: 'given lane' }, models: ['m-1'] }] }),
+  )
   let api: ReturnType<typeof client>
   before(async () => {
-    double = await startDouble({ scripts: [{ lane: 'given', fallback: { text: 'given lane' }, models: ['m-1'] }] })
     api = client(double)
   })
-  after(() => double.close())
 
   it('answers healthz', async () => {
     assert.deepEqual(await api.read('GET', '/healthz'), { ok: true })

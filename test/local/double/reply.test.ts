@@ -1,18 +1,16 @@
 import assert from 'node:assert/strict'
 import { performance } from 'node:perf_hooks'
 import type { Reply } from '#local/double/script.ts'
-import type { Double } from '#local/double/server.ts'
 import { startDouble } from '#local/double/server.ts'
+import { forSuite } from '../../support/suite.ts'
 import { afterTool, client, piecesOf, tool } from './client.ts'
 
 describe('model double: replies', () => {
-  let double: Double
+  const double = forSuite(startDouble)
   let api: ReturnType<typeof client>
   before(async () => {
-    double = await startDouble()
     api = client(double)
   })
-  after(() => double.close())
 
   const put = (reply: Reply) => api.put('reply', { fallback: reply })
   const usage = { stream_options: { include_usage: true } }
