@@ -1,6 +1,6 @@
 /**
  * Makes an object before the tests of a suite, such as an application, a project or a server, and closes it after them:
- * later ones first, after the hooks that the suite declares itself. What is returned has the properties of the object
+ * later ones first, after the hooks that the suite declares itself. The result has the properties of the object
  * from then on, so that helpers of the suite can refer to it.
  */
 export function forSuite<T extends object>(make: () => T | Promise<T>): T {
