@@ -4,6 +4,7 @@ import { sql } from '#core/db/sql.ts'
 import { startAgentApp } from '../execution/fixtures.ts'
 import type { Client, Reply } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const hash = (text: string) => createHash('sha256').update(text).digest('hex')
@@ -20,11 +21,7 @@ describe('cases', () => {
     project = made.id
   })
 
-  const create = async (body: object = {}, by = key) => {
-    const made = await by.post('/cases', { title: 'A claim', ...body })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body
-  }
+  const create = (body: object = {}, by = key) => createdBy(by, '/cases', { title: 'A claim', ...body })
   const timeline = async (id: string, query = '') => (await key.get(`/cases/${id}/timeline${query}`)).body.data
   const events = (id: string) => storedEvents(app.services.pool, { resource: id })
 

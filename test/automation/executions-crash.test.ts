@@ -3,6 +3,7 @@ import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { postedBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { RUN_ACTIONS, startRunApp } from './fixtures.ts'
 
@@ -49,11 +50,7 @@ describe('executions after the loss of a worker', function () {
   /** Starts a worker without faults. */
   const steadyWorker = (env: Record<string, string> = {}) =>
     steady.start(app.databaseUrl, { ...FAST, ...env }, ['orchestration', 'delivery'])
-  const created = async (path: string, body: object): Promise<any> => {
-    const reply = await app.key.post(path, body)
-    assert.ok(reply.status < 300, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const created = (path: string, body: object): Promise<any> => postedBy(app.key, path, body)
 
   it('writes each record once, whatever the fault point', async () => {
     const started: { id: string; kase: string }[] = []

@@ -3,6 +3,7 @@ import { sql } from '#core/db/sql.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { RUN_ACTIONS, set, startRunApp } from './fixtures.ts'
 
@@ -20,11 +21,7 @@ describe('hostile playbooks', () => {
     tool_id = await app.tool()
   })
 
-  const created = async (path: string, body: object): Promise<any> => {
-    const reply = await app.key.post(path, body)
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const created = (path: string, body: object): Promise<any> => createdBy(app.key, path, body)
   /** Starts an execution of one step on a new case and waits until it waits or has settled. */
   const executed = async (step: object, more: object, input: object): Promise<any> => {
     const steps = [{ key: 'a', title: 'A', type: 'call_tool', tool_id, ...step }]

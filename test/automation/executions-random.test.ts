@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { madeDecider, TOOL_ANSWERS } from '../execution/decider-support.ts'
+import { postedBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { RUN_ACTIONS, startRunApp } from './fixtures.ts'
 import { together } from './support/crowd.ts'
@@ -36,11 +37,7 @@ describe('random playbooks', function () {
     }
   })
 
-  const made = async (path: string, body: object): Promise<any> => {
-    const reply = await app.key.post(path, body)
-    assert.ok(reply.status < 300, `${path} ${JSON.stringify(reply.body)}`)
-    return reply.body
-  }
+  const made = (path: string, body: object): Promise<any> => postedBy(app.key, path, body)
 
   /** Drives an execution to its end, completing manual steps and approvals. */
   const followed = async ({ seed, definition, fields, people }: RandomPlaybook): Promise<Expected> => {

@@ -7,6 +7,7 @@ import { storedEvents } from '../support/events.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
+import { postedBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 /** Short leases, so that a lost worker is detected quickly. */
@@ -22,11 +23,7 @@ describe('exports', () => {
     await worker?.stop()
   })
 
-  const made = async (path: string, body: object, by: Client = project.key) => {
-    const answer = await by.post(path, body)
-    assert.ok(answer.status < 300, `${path} ${JSON.stringify(answer.body)}`)
-    return answer.body
-  }
+  const made = (path: string, body: object, by: Client = project.key) => postedBy(by, path, body)
   const aCase = (body: object = {}, by?: Client) => made('/cases', { title: 'A claim', ...body }, by)
   const ask = (id: string, body: object = {}, by?: Client) =>
     made('/playbook-exports', { subject_type: 'case', subject_id: id, ...body }, by)

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { startRunApp } from './fixtures.ts'
 import { listed } from './orchestration-support.ts'
@@ -13,11 +14,8 @@ describe('playbooks', () => {
   )
   let counter = 0
 
-  const made = async (steps: object[], more: object = {}) => {
-    const reply = await key.post('/playbooks', { name: `playbook ${++counter}`, steps, ...more })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (steps: object[], more: object = {}) =>
+    createdBy(key, '/playbooks', { name: `playbook ${++counter}`, steps, ...more })
   const findings = async (body: object): Promise<string[]> => {
     const reply = await key.post('/playbooks/validate', body)
     assert.equal(reply.status, 200, JSON.stringify(reply.body))

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { json } from '../execution/tool-target.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { chain, set, startRunApp } from './fixtures.ts'
 
@@ -32,11 +33,8 @@ describe('answers of people in retried runs', function () {
     const reply = await app.admin.post(`/approvals/${required_actions[0].approval_id}/approve`)
     assert.equal(reply.status, 200, JSON.stringify(reply.body))
   }
-  const retried = async (id: string, body: object = {}): Promise<any> => {
-    const reply = await retrier.post(`/orchestration-runs/${id}/retry`, body)
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const retried = (id: string, body: object = {}): Promise<any> =>
+    createdBy(retrier, `/orchestration-runs/${id}/retry`, body)
   /** A run that pays after an approval and then fails. */
   async function paidAndFailed() {
     const tool = await app.tool()

@@ -7,6 +7,7 @@ import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { ended, FAST, firingsOf, hook, madeTrigger, startTriggerApp } from './triggers-support.ts'
 
@@ -26,11 +27,8 @@ describe('durable firings', function () {
   const steadyWorker = (env: Record<string, string> = {}, kinds = ['trigger', 'generation']) =>
     steady.start(app.databaseUrl, { ...FAST, ...env }, kinds)
   const tool = (fields: object = {}) => madeTrigger(key, { target_type: 'tool', target_id: app.toolId, ...fields })
-  const fire = async (id: string, input?: object): Promise<string> => {
-    const reply = await key.post(`/triggers/${id}/fire?wait=false`, { input })
-    assert.equal(reply.status, 202, JSON.stringify(reply.body))
-    return reply.body.id
-  }
+  const fire = async (id: string, input?: object): Promise<string> =>
+    (await createdBy(key, `/triggers/${id}/fire?wait=false`, { input }, 202)).id
   /** Blocks the first call of the target. Returns a function that answers it. */
   const holdCall = () => {
     let free = () => {}

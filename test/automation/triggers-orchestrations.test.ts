@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
 import { triggersIn } from '#core/db/trigger-chain.ts'
 import { eventually } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import {
   ACTIONS,
@@ -23,11 +24,8 @@ describe('orchestration triggers', function () {
   const app = forSuite(() => startTriggerApp({ workers: WORKERS, actions: [...ACTIONS, 'orchestrations:*'] }))
   const key = forSuite(() => app.key)
 
-  const graph = async (nodes: object[], fields: object = {}): Promise<string> => {
-    const reply = await key.post('/orchestrations', { name: 'graph', nodes, edges: [], ...fields })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body.id
-  }
+  const graph = async (nodes: object[], fields: object = {}): Promise<string> =>
+    (await createdBy(key, '/orchestrations', { name: 'graph', nodes, edges: [], ...fields })).id
   const transform = {
     id: 'sum',
     type: 'transform',

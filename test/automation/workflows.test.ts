@@ -1,5 +1,6 @@
 import { strict as assert } from 'node:assert'
 import { startApp, type TestApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const codesOf = (body: any): string[] => body.error.meta.problems.map(({ code }: { code: string }) => code)
@@ -26,11 +27,8 @@ describe('workflows', () => {
   let key: Awaited<ReturnType<TestApp['projectWith']>>['key']
   let projectId: string
   let counter = 0
-  const made = async (fields: object = {}) => {
-    const reply = await key.post('/workflows', { name: `workflow ${++counter}`, states, transitions, ...fields })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (fields: object = {}) =>
+    createdBy(key, '/workflows', { name: `workflow ${++counter}`, states, transitions, ...fields })
   const refused = async (fields: object) => {
     const reply = await key.post('/workflows', { name: `workflow ${++counter}`, states, transitions, ...fields })
     assert.equal(reply.status, 400, JSON.stringify(reply.body))

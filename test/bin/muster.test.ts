@@ -19,6 +19,7 @@ import { testEnvironment } from '../support/environment.ts'
 import { muster as inHost } from '../support/hosts.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 import { startReceiver } from '../support/receiver.ts'
+import { createdBy } from '../support/replies.ts'
 import { startS3 } from '../support/s3.ts'
 import { forSuite } from '../support/suite.ts'
 
@@ -251,11 +252,8 @@ describe('muster', function () {
     it('names records with an address that the egress rule blocks, and allowed ones not', async () => {
       const { key, id } = await app.project()
       const url = 'http://10.0.0.1/x'
-      const made = async (path: string, body: object): Promise<string> => {
-        const reply = await key.post(path, { name: 'x', project_id: id, ...body })
-        assert.equal(reply.status, 201, JSON.stringify(reply.body))
-        return reply.body.id
-      }
+      const made = async (path: string, body: object): Promise<string> =>
+        (await createdBy(key, path, { name: 'x', project_id: id, ...body })).id
       const custom = { provider: 'custom', default_model: 'm' }
       const provider = await made('/ai-providers', { ...custom, base_url: 'http://10.0.0.2/v1' })
       const auth = { type: 'oauth2_client_credentials', client_id: 'a', client_secret: 'b', token_url: url }

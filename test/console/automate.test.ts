@@ -4,6 +4,7 @@ import { voidStatement } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
 import { startReceiver } from '../support/receiver.ts'
+import { postedBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { choose, consoleSuite, focusOn, go, HOSTILE, openConsole, pressEnter } from './support.ts'
 
@@ -17,11 +18,7 @@ describe('the console for automation', function () {
     receiver.answer = 200
   })
 
-  const post = async (path: string, body: object = {}) => {
-    const made = await suite.app.admin.post(path, body)
-    assert.ok(made.status < 300, `${path} ${JSON.stringify(made.body)}`)
-    return made.body
-  }
+  const post = (path: string, body: object = {}) => postedBy(suite.app.admin, path, body)
   const create = async (path: string, body: object) => await post(path, { project_id: suite.app.projectId, ...body })
   const read = async (path: string) => (await suite.app.admin.get(path)).body
   /** Moves the focus to a button or link and activates it with the keyboard. */

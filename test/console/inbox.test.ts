@@ -6,6 +6,7 @@ import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { openPage } from '../support/chromium.ts'
 import { allowing } from '../support/oauth.ts'
+import { postedBy } from '../support/replies.ts'
 import {
   addApprovals,
   choose,
@@ -29,11 +30,7 @@ describe('the inbox of the console', function () {
   const suite = consoleSuite(['generation', 'orchestration'])
   const { at, open, heading, closeLater } = suite
 
-  const post = async (path: string, body: object = {}) => {
-    const made = await suite.app.admin.post(path, body)
-    assert.ok(made.status < 300, `${path} ${JSON.stringify(made.body)}`)
-    return made.body
-  }
+  const post = (path: string, body: object = {}) => postedBy(suite.app.admin, path, body)
   const create = async (path: string, body: object) => await post(path, { project_id: suite.app.projectId, ...body })
   const read = async (path: string) => (await suite.app.admin.get(path)).body
 

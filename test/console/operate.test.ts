@@ -9,17 +9,14 @@ import { startWorkers } from '#core/work/worker.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
 import { startProcess } from '../support/processes.ts'
+import { postedBy } from '../support/replies.ts'
 import { consoleSuite, go, HOSTILE, openConsole, PASSWORD, pressEnter, violations } from './support.ts'
 
 describe('views to operate a deployment', function () {
   this.timeout(180_000)
   const suite = consoleSuite(['generation'], { isAdmin: true })
   const { at, open, heading, closeLater } = suite
-  const post = async (path: string, body: object = {}) => {
-    const made = await suite.app.admin.post(path, body)
-    assert.ok(made.status < 300, JSON.stringify(made.body))
-    return made.body
-  }
+  const post = (path: string, body: object = {}) => postedBy(suite.app.admin, path, body)
   const project = () => suite.app.projectId
   const policy = (name: string, action: string[] = ['agents:GetAgent']) =>
     post('/policies', { name, document: { statement: [{ effect: 'Allow', action }] } })

@@ -5,6 +5,7 @@ import { chain } from '../automation/fixtures.ts'
 import { json, startTarget } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { choose, consoleSuite, focusOn, go, HOSTILE, openConsole, setOutput } from './support.ts'
 
@@ -14,11 +15,8 @@ describe('runs in the console', function () {
   const { at, open, heading } = suite
   const target = forSuite(startTarget)
 
-  const create = async (path: string, body: object) => {
-    const reply = await suite.app.admin.post(path, { project_id: suite.app.projectId, ...body })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const create = (path: string, body: object) =>
+    createdBy(suite.app.admin, path, { project_id: suite.app.projectId, ...body })
   const orchestration = (name: string, nodes: object[], edges: object[] = [], more: object = {}) =>
     create('/orchestrations', { name, nodes, edges, ...more })
   const start = (orchestration_id: string, more: object = {}) =>

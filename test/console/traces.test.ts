@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { json, startTarget } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { consoleSuite, focusOn, HOSTILE, openConsole, violations } from './support.ts'
 
@@ -15,11 +16,7 @@ describe('traces in the console', function () {
   const target = forSuite(startTarget)
   let toolId: string
 
-  const create = async (path: string, body: object) => {
-    const reply = await suite.app.admin.post(path, body)
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const create = (path: string, body: object) => createdBy(suite.app.admin, path, body)
   const agent = (fields: object) =>
     create('/agents', { project_id: suite.app.projectId, ai_provider_id: suite.app.providerId, ...fields })
   const turn = async (agentId: string, prompt: string) => {

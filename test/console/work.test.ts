@@ -2,17 +2,15 @@ import assert from 'node:assert/strict'
 import { readFile } from 'node:fs/promises'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
+import { createdBy } from '../support/replies.ts'
 import { choose, consoleSuite, focusOn, go, HOSTILE, openConsole, pressEnter, violations } from './support.ts'
 
 describe('work in the console', function () {
   this.timeout(180_000)
   const suite = consoleSuite(['generation', 'orchestration', 'evaluation', 'delivery'])
   const { at, open, heading, closeLater } = suite
-  const made = async (path: string, body: object): Promise<any> => {
-    const reply = await suite.app.admin.post(path, { project_id: suite.app.projectId, ...body })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (path: string, body: object): Promise<any> =>
+    createdBy(suite.app.admin, path, { project_id: suite.app.projectId, ...body })
   const read = async (path: string): Promise<any> => (await suite.app.admin.get(path)).body
 
   const workflow = (name: string, fields: object = {}) =>

@@ -3,6 +3,7 @@ import { embeddingWindows } from '#content/index/chunks/embed.ts'
 import { sql } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { startEmbeddingServer } from '../support/embedding-server.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const DIMENSIONS = 32
@@ -28,11 +29,7 @@ const vectorsOf = async (app: TestApp, documentId: string) =>
     bytes: number
   }[]
 
-const create = async (client: Client, body: object) => {
-  const made = await client.post('/documents', body)
-  assert.equal(made.status, 201, JSON.stringify(made.body))
-  return made.body
-}
+const create = (client: Client, body: object) => createdBy(client, '/documents', body)
 
 describe('windows of a text', () => {
   it('are the text itself when it fits', () => {

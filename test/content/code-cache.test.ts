@@ -39,9 +39,6 @@ describe('codes kept in the process', () => {
   let services: Services
   let project: string
   let space: { id: number; dimensions: number }
-
-  const rows = (text: string, values: unknown[] = []) =>
-    app.services.pool.any(rawQuery(text, values)) as Promise<readonly any[]>
   const row = (ref_id: string, vector: Float32Array, more?: Partial<NewVector>) =>
     vectorOf({ project, space }, ref_id, vector, more)
   const insert = (...all: NewVector[]) => insertVectors(app.services.pool, all)
@@ -88,7 +85,7 @@ describe('codes kept in the process', () => {
   beforeEach(async () => {
     services = process()
     project = (await app.project()).id
-    const [{ id }] = await rows(
+    const [{ id }] = await app.rows(
       `insert into embedding_spaces (provider, model, dimensions, code_version) values ('p', gen_random_uuid()::text, $1, 1) returning id`,
       [DIMENSIONS],
     )
@@ -189,7 +186,7 @@ describe('codes kept in the process', () => {
       } finally {
         await early.end()
       }
-      const [{ vec }] = await rows(
+      const [{ vec }] = await app.rows(
         `select encode(vec, 'hex') as vec from knowledge_vectors where project_id = $1 and ref_id = 'r7'`,
         [project],
       )
@@ -233,7 +230,7 @@ describe('codes kept in the process', () => {
         await open.query('select pg_current_xact_id()')
         await fill(1000, { container_id: 'doc_b', project_id: project })
         await way()
-        const [{ snapshot }] = await rows('select pg_current_snapshot()::text as snapshot')
+        const [{ snapshot }] = await app.rows('select pg_current_snapshot()::text as snapshot')
         await insert(row('new', scattered()))
         app.statements.length = 0
         await near()
@@ -310,7 +307,7 @@ describe('codes kept in the process', () => {
       }
     })
     it('when most rows are deleted', async () => {
-      await rows(`delete from knowledge_vectors where project_id = $1 and ref_id not in ('r1', 'r2')`, [project])
+      await app.rows(`delete from knowledge_vectors where project_id = $1 and ref_id not in ('r1', 'r2')`, [project])
       const { ids: left } = await found(scattered())
       assert.deepEqual(left.sort(), ['r1', 'r2'])
     })
@@ -336,7 +333,7 @@ describe('codes kept in the process', () => {
       assert.equal(ways.includes('both'), false)
     })
     it('also where rows were written on another server, whose transactions had higher numbers', async () => {
-      await rows(`update knowledge_vectors set written_in = '9000000000000' where project_id = $1`, [project])
+      await app.rows(`update knowledge_vectors set written_in = '9000000000000' where project_id = $1`, [project])
       services = process()
       await warm()
       for (let time = 0; time < 5; time++) {
@@ -345,13 +342,13 @@ describe('codes kept in the process', () => {
       }
     })
     it('when a project is deleted', async () => {
-      await rows('delete from projects where id = $1', [project])
+      await app.rows('delete from projects where id = $1', [project])
       assert.deepEqual((await found(scattered())).ids, [])
     })
     it('and are read again when more rows arrive than there are places for', async () => {
       const question = scattered()
       const copy = (tag: string, count: number) =>
-        rows(
+        app.rows(
           `insert into knowledge_vectors (project_id, source, container_id, ref_id, segment, space_id, code, vec)
             select project_id, source, container_id, ref_id || $2, segment, space_id, code, vec from knowledge_vectors
             where project_id = $1 and container_id = 'doc_a' order by id limit $3`,
@@ -411,7 +408,7 @@ describe('codes kept in the process', () => {
     const equal = (actual: number | undefined, expected: number) =>
       assert.ok(Math.abs(Number(actual) - expected) < 1e-6, `${actual} is not ${expected}`)
     const overwrite = (set: string, vector: Float32Array) =>
-      rows(`update knowledge_vectors set ${set} where project_id = $1 and ref_id = 'kept'`, [
+      app.rows(`update knowledge_vectors set ${set} where project_id = $1 and ref_id = 'kept'`, [
         project,
         Buffer.from(vector.buffer),
       ])
@@ -427,7 +424,7 @@ describe('codes kept in the process', () => {
         equal(await cosineOf('kept', { whole }), 1)
         await overwrite('vec = $2, written_in = pg_current_xact_id()', another)
         equal(await cosineOf('kept', { whole }), cosineSimilarity(another, question))
-        await rows(`delete from knowledge_vectors where project_id = $1 and ref_id = 'kept'`, [project])
+        await app.rows(`delete from knowledge_vectors where project_id = $1 and ref_id = 'kept'`, [project])
         assert.equal(await cosineOf('kept', { whole }), undefined)
       })
     }
@@ -596,9 +593,9 @@ describe('codes kept in the process', () => {
     })
     it('hide a document that is being ingested, and show it once it is ready', async () => {
       const { body: made } = await key.post('/documents', { content: 'a puffin on the cliff', path: '/a.txt' })
-      await rows(`update documents set status = 'processing' where id = $1`, [made.id])
+      await app.rows(`update documents set status = 'processing' where id = $1`, [made.id])
       assert.notEqual(await firstOf('puffin on the cliff'), made.id)
-      await rows(`update documents set status = 'ready' where id = $1`, [made.id])
+      await app.rows(`update documents set status = 'ready' where id = $1`, [made.id])
       assert.equal(await firstOf('puffin on the cliff'), made.id)
     })
     it('are reported in the metrics', async () => {

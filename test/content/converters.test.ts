@@ -3,6 +3,7 @@ import { startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { eventually, startApp } from '../support/app.ts'
 import { pdf } from '../support/pdf.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { reply, startTools, type TestTools } from '../support/tools.ts'
 import { chunksOf, eventsOf, ingested, settledStatus, upload } from './ingestion-support.ts'
@@ -32,11 +33,7 @@ describe('converters', function () {
   let counter = 0
   /** A type that no other test uses, so that its rule is the only one. */
   const someType = () => `test/t${++counter}`
-  const rule = async (fields: object) => {
-    const { status, body } = await app.key.post('/ingestion-rules', fields)
-    assert.equal(status, 201, JSON.stringify(body))
-    return body
-  }
+  const rule = (fields: object) => createdBy(app.key, '/ingestion-rules', fields)
   /** A tool of the project with a rule for a type that only it has. */
   const converter = async (fields: object = {}) => {
     const tool = await tools.add(app, app.projectId)

@@ -4,7 +4,6 @@ import { connect } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { downloadUrl } from '#content/files/download.ts'
 import { manualClock } from '#core/base/clock.ts'
-import { rawQuery } from '#core/db/sql.ts'
 import { signToken } from '#identity/tokens/tokens.ts'
 import { eventually, startApp } from '../support/app.ts'
 import { forSuite } from '../support/suite.ts'
@@ -26,8 +25,6 @@ describe('downloads', () => {
   let bytes: Buffer
   let id: string
   let etag: string
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const get = (headers: Record<string, string> = {}, file = id) => download(app.url, key.token, file, headers)
   const stored = async (name: string, content: Buffer | string = 'x') => {
     const made = await upload(app.url, key, { bytes: content, name, type: 'text/plain' })
@@ -160,7 +157,7 @@ describe('downloads', () => {
 
   it('answers 404 when the bytes are lost', async () => {
     const made = await stored('lost.txt')
-    await rows('delete from file_blobs where id::text = (select location from files where id = $1)', [made.id])
+    await app.rows('delete from file_blobs where id::text = (select location from files where id = $1)', [made.id])
     const got = await get({}, made.id)
     assert.deepEqual([got.status, code(got.bytes)], [404, 'RESOURCE_NOT_FOUND'])
     assert.equal((await key.get(`/files/${made.id}/download/base64`)).status, 404)
@@ -178,7 +175,7 @@ describe('downloads', () => {
     const tokenOf = async (file: string) => `?${new URL(await downloadUrl(app.services, file)).searchParams}`
 
     it('needs no credential, leaves no audit entry and takes ranges', async () => {
-      const audited = async () => (await rows('select count(*) as n from audit_entries'))[0].n as number
+      const audited = async () => (await app.rows('select count(*) as n from audit_entries'))[0].n as number
       const url = new URL(await downloadUrl(app.services, id))
       assert.equal(`${url.origin}${url.pathname}`, `${app.config.BASE_URL}/api/v1/files/${id}/download`)
       const before = await audited()

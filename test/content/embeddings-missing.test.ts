@@ -7,6 +7,7 @@ import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster } from '../support/hosts.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const DIMENSIONS = 32
@@ -50,11 +51,8 @@ describe('vectors that are missing', () => {
     app.logs.length = 0
   })
 
-  const create = async (content: string, more: object = {}) => {
-    const { status, body } = await key.post('/documents', { content, ...more })
-    assert.equal(status, 201, JSON.stringify(body))
-    return body.id as string
-  }
+  const create = async (content: string, more: object = {}) =>
+    (await createdBy(key, '/documents', { content, ...more })).id as string
   /** Runs the sweep once, to its end. */
   const sweep = async () => {
     const ended = () => app.logs.filter(line => line.includes('missing vectors')).length

@@ -10,6 +10,7 @@ import { type Client, eventually, startApp, type TestApp } from '../support/app.
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
+import { createdBy } from '../support/replies.ts'
 
 type Counts = { vectors: number; spaces: number; bytes: number; embedded: number }
 
@@ -21,11 +22,8 @@ const counts = async (app: TestApp): Promise<Counts> => ({
       from knowledge_vectors`)) as Counts),
 })
 
-const create = async (key: Client, content: string, more: object = {}) => {
-  const { status, body } = await key.post('/documents', { content, ...more })
-  assert.equal(status, 201, JSON.stringify(body))
-  return body.id as string
-}
+const create = async (key: Client, content: string, more: object = {}) =>
+  (await createdBy(key, '/documents', { content, ...more })).id as string
 
 const pendingOf = async (key: Client) => (await key.get('/embeddings/config')).body.reindex.pending as number
 

@@ -2,9 +2,10 @@ import { strict as assert } from 'node:assert'
 import { createHash } from 'node:crypto'
 import { insertFile } from '#content/files/store.ts'
 import { newId } from '#core/base/ids.ts'
-import { rawQuery, sql } from '#core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { type Client, client, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { statementsOf } from './documents-support.ts'
 import { download, formOf, sendForm, upload } from './file-support.ts'
@@ -19,15 +20,10 @@ describe('files', () => {
   let project: string
   let key: Client
   let counter = 0
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const events = async (id: string) =>
     (await storedEvents(app.services.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
-  const record = async (body: object = {}, caller = key) => {
-    const made = await caller.post('/files', { filename: `r${++counter}.txt`, ...body })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body
-  }
+  const record = (body: object = {}, caller = key) =>
+    createdBy(caller, '/files', { filename: `r${++counter}.txt`, ...body })
   const stored = async (bytes = 'abc', fields: Record<string, string> = {}) => {
     const made = await upload(app.url, key, { bytes, name: `u${++counter}.txt`, type: 'text/plain' }, fields)
     assert.equal(made.status, 201, JSON.stringify(made.body))
@@ -41,7 +37,7 @@ describe('files', () => {
     assert.equal(made.status, 201, JSON.stringify(made.body))
     return client(app.url, made.body.secret)
   }
-  const bytesHeld = async () => (await rows('select count(*) as n from file_blobs'))[0].n as number
+  const bytesHeld = async () => (await app.rows('select count(*) as n from file_blobs'))[0].n as number
 
   before(async () => {
     ;({ id: project, key } = await app.project())
@@ -79,7 +75,7 @@ describe('files', () => {
       })
       assert.deepEqual((await key.get(`/files/${id}`)).body, made.body)
       assert.deepEqual(await events(id), [{ name: 'files.created', data: made.body }])
-      const [entry] = await rows('select * from audit_entries where resource_public_id = $1', [id])
+      const [entry] = await app.rows('select * from audit_entries where resource_public_id = $1', [id])
       assert.equal(entry.action, 'files:CreateFile')
       assert.equal((await key.get(`/files/${id}/download`)).status, 404)
       assert.equal((await key.get(`/files/${id}/download/base64`)).status, 404)
@@ -204,7 +200,7 @@ describe('files', () => {
       assert.equal((await full.key.post('/files', { filename: 'a', size: 10 })).status, 201)
       const big = await upload(app.url, full.key, { bytes: 'x'.repeat(11) })
       assert.deepEqual([big.status, code(big)], [409, 'QUOTA_STORAGE_EXCEEDED'])
-      assert.equal((await rows("select 1 from file_blobs where state = 'staging'")).length, 0)
+      assert.equal((await app.rows("select 1 from file_blobs where state = 'staging'")).length, 0)
       assert.equal((await upload(app.url, full.key, { bytes: 'x'.repeat(10) })).status, 201)
     })
   })
@@ -343,7 +339,7 @@ describe('files', () => {
       const values = [...within, 1050, 9950, 1050, ...within, 9950, 50]
       const numbered = [...text.matchAll(/\$(\d+)/g)].map(match => Number(match[1]))
       assert.equal(Math.max(...numbered), values.length, text)
-      const plan = (await rows(`explain ${text}`, values)).map(row => row['QUERY PLAN']).join('\n')
+      const plan = (await app.rows(`explain ${text}`, values)).map(row => row['QUERY PLAN']).join('\n')
       assert.match(plan, /files_(path|project)/)
       assert.doesNotMatch(plan, /Seq Scan on files/)
     })
@@ -385,7 +381,7 @@ describe('files', () => {
       assert.equal((await denied.post('/files', { prefix: '/a/../secret/', filename: 'b/x' })).status, 403)
       assert.equal((await upload(app.url, denied, { bytes: 'x', name: 'x' }, { prefix: 'secret' })).status, 403)
       assert.equal((await denied.patch(`/files/${made.body.id}/metadata`, { prefix: '/secret' })).status, 403)
-      assert.equal((await rows("select 1 from file_blobs where state = 'staging'")).length, 0)
+      assert.equal((await app.rows("select 1 from file_blobs where state = 'staging'")).length, 0)
     })
 
     it('evaluates a policy for the one path that a file gets, whichever parameter names it', async () => {
@@ -443,7 +439,7 @@ describe('files', () => {
       assert.deepEqual((await key.patch(`/files/${made.id}/metadata`, {})).body, cleared.body)
       assert.equal((await events(made.id)).length, 4)
       assert.equal((await download(app.url, key.token, made.id)).bytes.toString(), 'abc')
-      const [entry] = await rows(
+      const [entry] = await app.rows(
         "select * from audit_entries where resource_public_id = $1 and action = 'files:UpdateFileMetadata' order by id limit 1",
         [made.id],
       )
@@ -587,7 +583,7 @@ describe('files', () => {
       const over = await put(small.id, '1234567890123456', {}, full.key)
       assert.deepEqual([over.status, code(over)], [409, 'QUOTA_STORAGE_EXCEEDED'])
       assert.equal((await download(app.url, full.key.token, small.id)).bytes.toString(), '1234567890')
-      await rows(
+      await app.rows(
         'insert into storage_snapshots (project_id, day, bytes, chunk_count) values ($1, current_date, 6, 0)',
         [full.id],
       )
@@ -623,15 +619,12 @@ describe('files', () => {
   })
 
   describe('a file that backs a document', () => {
-    const document = async () => {
-      const made = await key.post('/documents', {
+    const document = () =>
+      createdBy(key, '/documents', {
         content: 'some text',
         filename: `named${++counter}.txt`,
         path: `/docs/d${counter}.txt`,
       })
-      assert.equal(made.status, 201, JSON.stringify(made.body))
-      return made.body
-    }
 
     it('cannot be deleted, moved, renamed or replaced, and the error names its document', async () => {
       const made = await document()
@@ -707,7 +700,7 @@ describe('files', () => {
       assert.equal(await bytesHeld(), held - 1)
       assert.equal(
         (
-          await rows(
+          await app.rows(
             'select 1 from file_blob_chunks c where not exists (select 1 from file_blobs b where b.id = c.blob_id)',
           )
         ).length,

@@ -3,6 +3,7 @@ import { ingestionWork } from '#content/ingestion/ingest.ts'
 import { sql } from '#core/db/sql.ts'
 import { type Client, eventually, type Reply, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { createdBy } from '../support/replies.ts'
 
 let counter = 0
 
@@ -12,14 +13,14 @@ export async function upload(
   content: string | Buffer,
   fields: { content_type?: string; filename?: string; prefix?: string; project_id?: string; metadata?: object } = {},
 ): Promise<string> {
-  const { status, body } = await key.post('/files/upload/base64', {
-    content: Buffer.from(content as string).toString('base64'),
-    filename: `file ${++counter}.txt`,
-    content_type: 'text/plain',
-    ...fields,
-  })
-  assert.equal(status, 201, JSON.stringify(body))
-  return body.id
+  return (
+    await createdBy(key, '/files/upload/base64', {
+      content: Buffer.from(content as string).toString('base64'),
+      filename: `file ${++counter}.txt`,
+      content_type: 'text/plain',
+      ...fields,
+    })
+  ).id
 }
 
 /** The answer refuses with a status and a code. */

@@ -1,6 +1,6 @@
 import { strict as assert } from 'node:assert'
-import { rawQuery } from '#core/db/sql.ts'
 import { type Client, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const allow = (resource: string[], action = ['knowledge:SearchKnowledge']) => ({
@@ -10,19 +10,10 @@ const allow = (resource: string[], action = ['knowledge:SearchKnowledge']) => ({
 describe('knowledge search', () => {
   const app = forSuite(() => startApp({ env: { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '256' } }))
   let project: { id: string; key: Client }
-
-  const rows = (text: string, values: unknown[] = []) =>
-    app.services.pool.any(rawQuery(text, values)) as Promise<readonly any[]>
-  const write = async (body: object, by: Client = project.key) => {
-    const made = await by.post('/documents', body)
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body as { id: string; path: string }
-  }
-  const search = async (body: object, by: Client = project.key) => {
-    const found = await by.post('/knowledge/search', body)
-    assert.equal(found.status, 200, JSON.stringify(found.body))
-    return found.body as { results: any[]; degraded_channels: string[] }
-  }
+  const write = async (body: object, by: Client = project.key) =>
+    (await createdBy(by, '/documents', body)) as { id: string; path: string }
+  const search = async (body: object, by: Client = project.key) =>
+    (await createdBy(by, '/knowledge/search', body, 200)) as { results: any[]; degraded_channels: string[] }
   const refuse = async (body: object, status = 400, by: Client = project.key) => {
     const answer = await by.post('/knowledge/search', body)
     assert.equal(answer.status, status, `${JSON.stringify(body)}: ${JSON.stringify(answer.body)}`)
@@ -401,7 +392,7 @@ describe('knowledge search', () => {
       ]) {
         const other = await write({ content: `pelican ${status} ${kind}` })
         // As a worker leaves it between its batches, and as the platform writes messages.
-        await rows('update documents set status = $1, kind = $2 where id = $3', [status, kind, other.id])
+        await app.rows('update documents set status = $1, kind = $2 where id = $3', [status, kind, other.id])
         others.push(other.id)
       }
       for (const body of [
@@ -422,7 +413,7 @@ describe('knowledge search', () => {
       const content = Array.from({ length: 60 }, () => 'puffin zzzz').join(' ')
       const busy = await write({ content, chunk_strategy: 'size', chunk_size: 12, chunk_overlap: 0 })
       await write({ content: 'a puffin in a longer text about other things entirely' })
-      await rows(`update documents set status = 'processing' where id = $1`, [busy.id])
+      await app.rows(`update documents set status = 'processing' where id = $1`, [busy.id])
       assert.equal((await search({ query: 'puffin zzzz', limit: 1 })).results.length, 1)
     })
     it('finds a document in the first search after its 201, and its current text after every change', async () => {
@@ -564,7 +555,7 @@ describe('knowledge search', () => {
     })
     it('is audited as a read', async () => {
       await search({ query: 'quail' })
-      const entries = await rows(
+      const entries = await app.rows(
         `select 1 from audit_entries where action = 'knowledge:SearchKnowledge' and status = 200`,
       )
       assert.equal(entries.length, 0)

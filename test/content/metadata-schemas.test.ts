@@ -1,5 +1,4 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '#core/db/sql.ts'
 import { type Client, type Reply, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { forSuite } from '../support/suite.ts'
@@ -10,8 +9,6 @@ describe('metadata schemas', () => {
   let project: { id: string; key: Client; keyId: string }
   const unknown = 'mdschema_00000000000000000000000000'
   const quarterly = { type: 'object', required: ['quarter'], properties: { quarter: { enum: ['Q1', 'Q2'] } } }
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const events = async (id: string) =>
     (await storedEvents(app.services.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
   const declare = (fields: object = {}, key = project.key) =>
@@ -57,7 +54,7 @@ describe('metadata schemas', () => {
         { name: 'metadata_schemas.updated', data: patched.body },
         { name: 'metadata_schemas.deleted', data: patched.body },
       ])
-      const entries = await rows(
+      const entries = await app.rows(
         `select action from audit_entries where resource_public_id = $1 and status < 300 order by id`,
         [id],
       )
@@ -118,7 +115,7 @@ describe('metadata schemas', () => {
       const text = `{"resource_type":"document","path_prefix":"/p","schema":{"properties":{"__proto__":{"type":"string"},"constructor":{"type":"integer"}}}}`
       const made = await project.key.post('/metadata-schemas', text)
       assert.equal(made.status, 201)
-      const raw = await rows('select schema from metadata_schemas where id = $1', [made.body.id])
+      const raw = await app.rows('select schema from metadata_schemas where id = $1', [made.body.id])
       assert.ok(raw[0].schema.includes('"__proto__":{"type":"string"}'))
       assert.equal((await write('/p/a', { metadata: {} })).status, 201)
       refused(await write('/p/b', { metadata: { constructor: 'x' } }), 'VALIDATION_FAILED')
@@ -208,7 +205,7 @@ describe('metadata schemas', () => {
       )
       assert.deepEqual(await events(copies[0].id), [{ name: 'metadata_schemas.created', data: copies[0] }])
       assert.equal((await app.admin.delete(`/projects/${project.id}?force=true`)).status, 204)
-      assert.equal((await rows('select 1 from metadata_schemas where project_id = $1', [project.id])).length, 0)
+      assert.equal((await app.rows('select 1 from metadata_schemas where project_id = $1', [project.id])).length, 0)
     })
   })
 
@@ -357,7 +354,7 @@ describe('metadata schemas', () => {
     it('returns the problems that a write would report, and writes nothing', async () => {
       const { id } = await declared()
       const body = { path: 'reports/a', metadata: { quarter: 'Q9' } }
-      const before = await rows('select count(*)::int as n from audit_entries where project_id = $1', [project.id])
+      const before = await app.rows('select count(*)::int as n from audit_entries where project_id = $1', [project.id])
       const reply = await validate(body)
       assert.equal(reply.status, 200)
       assert.deepEqual(reply.body, {
@@ -381,7 +378,7 @@ describe('metadata schemas', () => {
       for (const metadata of [null, undefined, {}])
         assert.equal((await validate({ path: '/reports', metadata })).body.valid, false)
       // A read: its only entries are of the refused write.
-      const after = await rows('select action from audit_entries where project_id = $1 order by id', [project.id])
+      const after = await app.rows('select action from audit_entries where project_id = $1 order by id', [project.id])
       assert.deepEqual(
         after.slice(before[0].n).map(({ action }) => action),
         ['documents:CreateDocument'],
@@ -392,7 +389,7 @@ describe('metadata schemas', () => {
       await app.admin.patch(`/projects/${project.id}`, { audit_reads_enabled: true })
       await validate({ path: '/a' })
       for (let round = 0; round < 100; round++) {
-        const found = await rows(
+        const found = await app.rows(
           `select 1 from audit_entries where project_id = $1 and action = 'metadata-schemas:ListMetadataSchemas'`,
           [project.id],
         )
@@ -478,13 +475,13 @@ describe('metadata schemas', () => {
     })
 
     it('reads more rows than one page, and reads files for declarations of files', async () => {
-      await rows(
+      await app.rows(
         `insert into files (id, project_id, path, filename, metadata)
          select 'file_' || $1 || n, $1, '/many/' || lpad(n::text, 4, '0'), n::text, case when n = 430 then null else '{"quarter":"Q1"}'::jsonb end
          from generate_series(1, 450) n returning id`,
         [project.id],
       )
-      await rows(
+      await app.rows(
         `insert into files (id, project_id, path, filename) values ('file_' || $1 || 'trace', $1, '/.system/traces/a.json', 'a') returning id`,
         [project.id],
       )

@@ -4,6 +4,7 @@ import { type Client, eventually, startApp, type TestApp } from '../support/app.
 import { startEmbeddingServer } from '../support/embedding-server.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster } from '../support/hosts.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const DIMENSIONS = 64
@@ -35,11 +36,8 @@ describe('muster reprocess', function () {
     assert.equal(code, 0, stderr)
     return { ...JSON.parse(stdout), stderr }
   }
-  const create = async (content: string, key = project.key) => {
-    const { status, body } = await key.post('/documents', { content })
-    assert.equal(status, 201, JSON.stringify(body))
-    return body.id as string
-  }
+  const create = async (content: string, key = project.key) =>
+    (await createdBy(key, '/documents', { content })).id as string
   const vectors = async (id: string) =>
     (await app.services.pool.anyFirst(sql.unsafe`
       select encode(vec, 'hex') from knowledge_vectors where container_id = ${id} order by segment`)) as readonly string[]

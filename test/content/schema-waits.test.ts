@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { schemaChecks } from '#core/json-schema/checks.ts'
 import { client, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { upload } from './file-support.ts'
 
@@ -19,11 +20,7 @@ describe('writes of metadata whose schema waits for a thread', function () {
   const later = forSuite(() => startApp({ databaseUrl: app.databaseUrl }))
 
   it('hold no transaction', async () => {
-    const made = async (path: string, body: object) => {
-      const reply = await project.key.post(path, body)
-      assert.equal(reply.status, 201, JSON.stringify(reply.body))
-      return reply.body.id as string
-    }
+    const made = async (path: string, body: object) => (await createdBy(project.key, path, body)).id as string
     const document = await made('/documents', { content: 'x', path: '/d/a.txt' })
     const file = await made('/files', { filename: 'a.txt', prefix: '/f' })
     const moved = await made('/files', { filename: 'b.txt', prefix: '/f', metadata: { n: 1 } })

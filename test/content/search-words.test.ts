@@ -8,14 +8,12 @@ import { RequeueError } from '#core/work/handler.ts'
 import { toolKind } from '#execution/tools/model.ts'
 import { state } from '../memory/support.ts'
 import { type Client, eventually, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { ingested, refuses, upload } from './ingestion-support.ts'
 
-const write = async (key: Client, content: string): Promise<string> => {
-  const { status, body } = await key.post('/documents', { content })
-  assert.equal(status, 201, JSON.stringify(body))
-  return body.id
-}
+const write = async (key: Client, content: string): Promise<string> =>
+  (await createdBy(key, '/documents', { content })).id
 
 /** Texts found by words, best first. */
 const found = async (key: Client, query: string, limit = 10): Promise<string[]> => {

@@ -2,8 +2,8 @@ import { strict as assert } from 'node:assert'
 import { createHash } from 'node:crypto'
 import { deleteEndedTokens } from '#content/files/store.ts'
 import { manualClock } from '#core/base/clock.ts'
-import { rawQuery } from '#core/db/sql.ts'
 import { type Client, client, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { download, formOf, handmade, type Part, sendForm, sendRaw } from './file-support.ts'
 
@@ -27,13 +27,12 @@ describe('upload tokens', () => {
   let key: Client
   let keyId: string
   let counter = 0
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
-  const issue = async (body: object = {}, caller = key) => {
-    const made = await caller.post('/files/presigned-url', body)
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body as { upload_token: string; upload_url: string; expires_at: string }
-  }
+  const issue = async (body: object = {}, caller = key) =>
+    (await createdBy(caller, '/files/presigned-url', body)) as {
+      upload_token: string
+      upload_url: string
+      expires_at: string
+    }
   const send = (token: string, parts: (Part | [string, string])[], headers?: Record<string, string>) =>
     sendForm(app.url, null, `/files/upload/${token}`, formOf(parts), { headers })
   const json = (token: string, body: object) => app.anonymous.post(`/files/upload/${token}`, body)
@@ -54,14 +53,14 @@ describe('upload tokens', () => {
   before(async () => {
     ;({ id: project, key, keyId } = await app.project())
   })
-  afterEach(async () => assert.deepEqual(await rows("select id from file_blobs where state = 'staging'"), []))
+  afterEach(async () => assert.deepEqual(await app.rows("select id from file_blobs where state = 'staging'"), []))
 
   it('are made of 256 bits, of which only a hash is kept, and expire', async () => {
     const made = await issue({ prefix: '/in', filename: 'a.txt' })
     assert.match(made.upload_token, /^upt_[A-Za-z0-9_-]{43}$/)
     assert.equal(made.upload_url, `https://files.example.com/base/api/v1/files/upload/${made.upload_token}`)
     assert.equal(new Date(made.expires_at).getTime(), clock.now().getTime() + 1_200_000)
-    const [row] = await rows('select * from upload_tokens where token_hash = $1', [
+    const [row] = await app.rows('select * from upload_tokens where token_hash = $1', [
       createHash('sha256').update(made.upload_token).digest(),
     ])
     assert.ok(row)
@@ -69,7 +68,7 @@ describe('upload tokens', () => {
     const short = await issue({ expires_in_seconds: 60 })
     assert.equal(new Date(short.expires_at).getTime(), clock.now().getTime() + 60_000)
     assert.ok(!app.logs.some(line => line.includes(made.upload_token)))
-    const [entry] = await rows("select action from audit_entries where action = 'files:UploadFile' limit 1")
+    const [entry] = await app.rows("select action from audit_entries where action = 'files:UploadFile' limit 1")
     assert.ok(entry)
   })
 
@@ -110,7 +109,7 @@ describe('upload tokens', () => {
     assert.equal(made.body.content_type, 'text/x-issued')
     assert.deepEqual([made.body.metadata, made.body.tags, made.body.size], [{ a: 1 }, { t: '1' }, 3])
     assert.equal((await download(app.url, key.token, made.body.id)).bytes.toString(), 'abc')
-    const [entry] = await rows('select * from audit_entries where resource_public_id = $1', [made.body.id])
+    const [entry] = await app.rows('select * from audit_entries where resource_public_id = $1', [made.body.id])
     assert.deepEqual(
       [entry.action, entry.principal_type, entry.principal_id, entry.detail.via, entry.project_id],
       ['files:UploadFile', 'api_key', keyId, 'upload_token', project],
@@ -252,9 +251,10 @@ describe('upload tokens', () => {
     assert.deepEqual([over.status, code(over)], [409, 'QUOTA_STORAGE_EXCEEDED'])
     assert.equal((await send(upload_token, [{ bytes: 'x'.repeat(10) }])).status, 201)
     const late = await issue({}, full.key)
-    await rows('insert into storage_snapshots (project_id, day, bytes, chunk_count) values ($1, current_date, 11, 0)', [
-      full.id,
-    ])
+    await app.rows(
+      'insert into storage_snapshots (project_id, day, bytes, chunk_count) values ($1, current_date, 11, 0)',
+      [full.id],
+    )
     assert.deepEqual(await beforeBody(late.upload_token), [409, 'QUOTA_STORAGE_EXCEEDED'])
   })
 

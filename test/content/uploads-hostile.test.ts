@@ -32,13 +32,11 @@ describe('uploads of clients that are slow, broken or hostile', function () {
   )
   const key = forSuite(async () => (await app.project()).key)
   const { head, tail, type } = handmade('bound')
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
-  const staged = async () => (await rows("select 1 from file_blobs where state = 'staging'")).length
+  const staged = async () => (await app.rows("select 1 from file_blobs where state = 'staging'")).length
   const nothingStaged = async () => {
     await eventually(async () => (await staged()) === 0, { what: 'no staged bytes' })
     assert.deepEqual(
-      await rows(
+      await app.rows(
         'select 1 from file_blob_chunks c where not exists (select 1 from file_blobs b where b.id = c.blob_id)',
       ),
       [],
@@ -506,7 +504,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
         assert.equal((await key.get(`/files/${made.id}`)).status, 404)
       }
       await nothingStaged()
-      const [{ n }] = await rows(
+      const [{ n }] = await app.rows(
         'select count(*) as n from file_blobs b where not exists (select 1 from files f where f.location = b.id::text)',
       )
       assert.equal(n, 0, 'no bytes without a file')

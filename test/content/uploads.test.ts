@@ -1,6 +1,5 @@
 import { strict as assert } from 'node:assert'
 import { createHash, randomBytes } from 'node:crypto'
-import { rawQuery } from '#core/db/sql.ts'
 import { type Client, eventually, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { forSuite } from '../support/suite.ts'
@@ -31,12 +30,10 @@ describe('uploads', () => {
   let project: string
   let key: Client
   let counter = 0
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const nothingStaged = async () => {
-    assert.deepEqual(await rows("select id from file_blobs where state = 'staging'"), [])
+    assert.deepEqual(await app.rows("select id from file_blobs where state = 'staging'"), [])
     assert.deepEqual(
-      await rows(
+      await app.rows(
         'select 1 from file_blob_chunks c where not exists (select 1 from file_blobs b where b.id = c.blob_id)',
       ),
       [],
@@ -68,7 +65,7 @@ describe('uploads', () => {
       const [event] = await storedEvents(app.services.pool, { resource: made.body.id })
       assert.equal(event.name, 'files.created')
       assert.deepEqual(event.data, made.body)
-      const [entry] = await rows('select action, status from audit_entries where resource_public_id = $1', [
+      const [entry] = await app.rows('select action, status from audit_entries where resource_public_id = $1', [
         made.body.id,
       ])
       assert.deepEqual({ ...entry }, { action: 'files:UploadFile', status: 201 })
@@ -104,7 +101,7 @@ describe('uploads', () => {
         assert.equal(made.body.size, size)
         assert.equal(made.body.checksum_sha256, sha256(bytes))
         assert.ok((await download(app.url, key.token, made.body.id)).bytes.equals(bytes))
-        const [{ n }] = await rows(
+        const [{ n }] = await app.rows(
           'select count(*) as n from file_blob_chunks c join files f on c.blob_id::text = f.location where f.id = $1',
           [made.body.id],
         )
@@ -274,7 +271,9 @@ describe('uploads', () => {
         })
         assert.ok('error' in reply)
       }
-      await eventually(async () => (await rows('select 1 from file_blobs where state = $1', ['staging'])).length === 0)
+      await eventually(
+        async () => (await app.rows('select 1 from file_blobs where state = $1', ['staging'])).length === 0,
+      )
       assert.equal(await total(), before)
       assert.ok(!app.logs.some(line => line.includes('"level":"error"')), 'a client that leaves is no error of ours')
     })
@@ -291,7 +290,7 @@ describe('uploads', () => {
       assert.deepEqual([late.status, code(late), late.body.error.meta], [409, 'NAME_CONFLICT', { path: '/race/x.txt' }])
       const got = await download(app.url, key.token, made.body.id)
       assert.equal(sha256(got.bytes), made.body.checksum_sha256)
-      assert.equal((await rows("select 1 from files where path like '/race/%'")).length, 1)
+      assert.equal((await app.rows("select 1 from files where path like '/race/%'")).length, 1)
     })
 
     it('finds the project of an unbound caller in a field, before or after the file', async () => {
@@ -334,7 +333,7 @@ describe('uploads', () => {
 
     it('refuses a full project before it reads a byte', async () => {
       const full = await app.project()
-      await rows(
+      await app.rows(
         'insert into storage_snapshots (project_id, day, bytes, chunk_count) values ($1, current_date, 11, 0)',
         [full.id],
       )

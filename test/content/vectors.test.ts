@@ -162,15 +162,12 @@ describe('vectors in the database', () => {
   const DIMENSIONS = 64
   const { normal } = seeded(4)
   const scattered = () => unit(Float32Array.from({ length: DIMENSIONS }, normal))
-
-  const rows = (text: string, values: unknown[] = []) =>
-    app.services.pool.any(rawQuery(text, values)) as Promise<readonly any[]>
   const row = (ref_id: string, vector: Float32Array, more?: Partial<NewVector>) =>
     vectorOf({ project, space }, ref_id, vector, more)
   const insert = (...all: NewVector[]) => insertVectors(app.services.pool, all)
   const near = (vector: Float32Array, more?: object) => nearestTo(app.services, { project, space }, vector, more)
   const newSpace = async (dimensions: number) => {
-    const [{ id }] = await rows(
+    const [{ id }] = await app.rows(
       `insert into embedding_spaces (provider, model, dimensions, code_version) values ('p', gen_random_uuid()::text, $1, 1) returning id`,
       [dimensions],
     )
@@ -184,7 +181,7 @@ describe('vectors in the database', () => {
   it('are little-endian floats with their code, first bit leftmost', async () => {
     const vector = scattered()
     await insert(row('r1', vector))
-    const [stored] = await rows(
+    const [stored] = await app.rows(
       `select encode(vec, 'hex') as vec, code::text as code from knowledge_vectors where project_id = $1`,
       [project],
     )
@@ -253,7 +250,7 @@ describe('vectors in the database', () => {
     assert.deepEqual(await ids({ projects: [project, other] }), ['mine', 'theirs'])
     assert.deepEqual(await ids({ projects: null }), ['mine', 'theirs'])
     assert.deepEqual(await ids({ source: VECTOR_SOURCES.memory }), ['memory'])
-    await rows('delete from projects where id = $1', [other])
+    await app.rows('delete from projects where id = $1', [other])
     assert.deepEqual(await ids({ projects: null }), ['mine'])
   })
   it('are found among many by estimate before they are read', async () => {

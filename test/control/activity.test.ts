@@ -18,9 +18,6 @@ describe('activity', () => {
   beforeEach(async () => {
     project = await app.projectWith(READ)
   })
-
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const entry = (summary: string, more: Partial<ActivityEntry> = {}): ActivityEntry => ({
     project_id: project.id,
     kind: 'action_executed',
@@ -29,14 +26,14 @@ describe('activity', () => {
   })
   const stored = (count: number, of = project) =>
     eventually(async () => {
-      const [{ found }] = await rows('select count(*)::int as found from activity_entries where project_id = $1', [
+      const [{ found }] = await app.rows('select count(*)::int as found from activity_entries where project_id = $1', [
         of.id,
       ])
       return found === count
     })
   /** Records entries and waits until they are stored; they have the order given. */
   const record = async (...entries: ActivityEntry[]) => {
-    const [{ found }] = await rows('select count(*)::int as found from activity_entries where project_id = $1', [
+    const [{ found }] = await app.rows('select count(*)::int as found from activity_entries where project_id = $1', [
       project.id,
     ])
     for (const one of entries) recordActivityLater(app.services, one)
@@ -95,7 +92,7 @@ describe('activity', () => {
 
   it('pages cleanly through entries of one millisecond', async () => {
     await record(...['a', 'b', 'c'].map(name => entry(name)))
-    await rows(`update activity_entries set created_at = '2026-01-01T00:00:00.123Z' where project_id = $1`, [
+    await app.rows(`update activity_entries set created_at = '2026-01-01T00:00:00.123Z' where project_id = $1`, [
       project.id,
     ])
     const seen: string[] = []
@@ -174,7 +171,7 @@ describe('activity', () => {
 
   it('is bounded by times on both sides', async () => {
     await record(entry('a'), entry('b'), entry('c'))
-    await rows(
+    await app.rows(
       `update activity_entries set created_at = '2026-01-01T00:00:00Z'::timestamptz + (ascii(summary) - 97) * interval '1 hour'
        where project_id = $1`,
       [project.id],
@@ -279,10 +276,12 @@ describe('activity', () => {
     let writing = true
     const cut = async () => {
       while (writing) {
-        await rows(
-          `select pg_terminate_backend(pid) from pg_stat_activity
+        await app
+          .rows(
+            `select pg_terminate_backend(pid) from pg_stat_activity
            where datname = current_database() and pid <> pg_backend_pid() and query like '%activity_entries%'`,
-        ).catch(() => {})
+          )
+          .catch(() => {})
         await sleep(5)
       }
     }
@@ -302,12 +301,12 @@ describe('activity', () => {
   it('activity is deleted with its project', async () => {
     await record(entry('a'))
     assert.equal((await app.admin.delete(`/projects/${project.id}?force=true`)).status, 204)
-    assert.deepEqual(await rows('select 1 from activity_entries where project_id = $1', [project.id]), [])
+    assert.deepEqual(await app.rows('select 1 from activity_entries where project_id = $1', [project.id]), [])
   })
 
   it('is kept for ACTIVITY_RETENTION_DAYS', async () => {
     await record(entry('old'), entry('new'))
-    await rows(
+    await app.rows(
       `update activity_entries set created_at = now() - interval '31 days' where summary = 'old' and project_id = $1`,
       [project.id],
     )

@@ -1,6 +1,5 @@
 import assert from 'node:assert/strict'
 import { type ExceptionFiling, fileExceptionInTx, fileExceptionLater } from '#control/exceptions/file-exception.ts'
-import { rawQuery } from '#core/db/sql.ts'
 import { withTriggerChain } from '#core/db/trigger-chain.ts'
 import { type Client, eventually, type Reply, startApp, type TestProject } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
@@ -16,9 +15,6 @@ describe('exceptions', () => {
   beforeEach(async () => {
     project = await app.projectWith(ALL)
   })
-
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const filing = (more: Partial<ExceptionFiling> = {}): ExceptionFiling => ({
     project_id: project.id,
     kind: 'guardrail_tripwire',
@@ -50,7 +46,7 @@ describe('exceptions', () => {
     file('webhook_failing')
     withTriggerChain(['trg_1', 'trg_2'], () => file('guardrail_tripwire'))
     await filed(3)
-    const written = await rows(
+    const written = await app.rows(
       `select causation, resource_id from events where project_id = $1 and name = 'exceptions.created'`,
       [project.id],
     )
@@ -342,7 +338,7 @@ describe('exceptions', () => {
     assert.equal((await project.key.get('/exceptions')).body.total, 1)
     assert.equal((await app.admin.delete(`/projects/${project.id}?force=true`)).status, 204)
     assert.deepEqual(
-      await rows(`select 1 from row_counts where table_name = 'exceptions' and scope = $1`, [project.id]),
+      await app.rows(`select 1 from row_counts where table_name = 'exceptions' and scope = $1`, [project.id]),
       [],
     )
   })

@@ -3,6 +3,7 @@ import { recordUsage } from '#control/usage/meter.ts'
 import { voidStatement } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestProject } from '../support/app.ts'
 import { runWeb } from '../support/hosts.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { usageOf, useOf } from './usage-support.ts'
 
@@ -39,15 +40,15 @@ describe('prices', () => {
     return body.error.meta
   }
   const provider = async () => {
-    const made = await app.admin.post('/ai-providers', {
-      project_id: project.id,
-      name: 'ours',
-      provider: 'custom',
-      default_model: 'm',
-      base_url: 'http://127.0.0.1:9/v1',
-    })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body.id as string
+    return (
+      await createdBy(app.admin, '/ai-providers', {
+        project_id: project.id,
+        name: 'ours',
+        provider: 'custom',
+        default_model: 'm',
+        base_url: 'http://127.0.0.1:9/v1',
+      })
+    ).id as string
   }
   /** The event of a use of 1,000 tokens in and 500 out. */
   const used = async (fields: object = {}) => {

@@ -3,6 +3,7 @@ import { reportExpiring } from '#control/exceptions/secret-expiry.ts'
 import { retentionSweepQueue } from '#core/work/sweeps.ts'
 import { eventually, startApp, type TestProject } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const DAY_MS = 86_400_000
@@ -15,11 +16,8 @@ describe('secrets that expire', () => {
     project = await app.projectWith(['secrets:*', 'exceptions:*'])
   })
 
-  const secret = async (expires_at: string | null, name = 'key of the bank') => {
-    const reply = await project.key.post('/secrets', { name, value: 'v', expires_at })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const secret = (expires_at: string | null, name = 'key of the bank') =>
+    createdBy(project.key, '/secrets', { name, value: 'v', expires_at })
   const items = async (query = '') => (await project.key.get(`/exceptions?kind=secret_expiring${query}`)).body.data
   /** Items, once they were counted so often together. */
   const occurrences = (count: number) =>

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { formOf, sendForm, upload } from '../content/file-support.ts'
 import { type Client, eventually, type Reply, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 describe('writes under a storage quota', () => {
@@ -11,8 +12,8 @@ describe('writes under a storage quota', () => {
   const ten = 'x'.repeat(10)
   const base64 = (text: string) => Buffer.from(text).toString('base64')
   const run = (text: string, values: unknown[] = []) => app.services.pool.query(rawQuery(text, values))
-  const limit = async (fields: object = {}) => {
-    const made = await app.admin.post('/quotas', {
+  const limit = (fields: object = {}) =>
+    createdBy(app.admin, '/quotas', {
       project_id: project.id,
       scope: 'project',
       metric: 'storage_bytes',
@@ -20,9 +21,6 @@ describe('writes under a storage quota', () => {
       limit: 10,
       ...fields,
     })
-    assert.equal(made.status, 201)
-    return made.body
-  }
   /** The project as a snapshot of today found it. */
   const measured = (bytes: number) =>
     run(

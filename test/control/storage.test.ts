@@ -9,6 +9,7 @@ import { openServices } from '#core/services/lifecycle.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { loadBeside } from '../support/modules.ts'
+import { createdBy } from '../support/replies.ts'
 import { usageOf } from './usage-support.ts'
 
 const DAY_MS = 86_400_000
@@ -26,15 +27,13 @@ const extensions = [footprints.with(breaking)]
 describe('storage', () => {
   let app: TestApp
   const clock = manualClock(new Date('2026-07-07T12:31:20.500Z'))
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const run = (text: string, values: unknown[] = []) => app.services.pool.query(rawQuery(text, values))
   const snapshots = (projectId: string) =>
-    rows('select day, bytes, chunk_count from storage_snapshots where project_id = $1 order by day', [projectId])
+    app.rows('select day, bytes, chunk_count from storage_snapshots where project_id = $1 order by day', [projectId])
   const events = async (projectId: string, name: string): Promise<any[]> =>
     (await storedEvents(app.services.pool, { project: projectId, name })).map(({ envelope }) => envelope)
-  const limit = async (projectId: string, bytes: number, fields: object = {}) => {
-    const made = await app.admin.post('/quotas', {
+  const limit = (projectId: string, bytes: number, fields: object = {}) =>
+    createdBy(app.admin, '/quotas', {
       project_id: projectId,
       scope: 'project',
       metric: 'storage_bytes',
@@ -42,9 +41,6 @@ describe('storage', () => {
       limit: bytes,
       ...fields,
     })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body
-  }
   const stored = (projectId: string, bytes: number, day = '2026-07-07') =>
     run(
       `insert into storage_snapshots (project_id, day, bytes, chunk_count) values ($1, $2, $3, 0)
@@ -305,7 +301,7 @@ describe('storage', () => {
            values ('chk_' || $2, 'doc_backing', $1, $2::int, 0, 3, $3, to_tsvector('simple', ''), 'simple')`,
           [id, index, content],
         )
-      const spaces = await rows(
+      const spaces = await app.rows(
         `insert into embedding_spaces (provider, model, dimensions, code_version)
          values ('local', 'a', 8, 1), ('local', 'b', 16, 1) returning id`,
       )
@@ -420,7 +416,7 @@ describe('storage', () => {
       )
       assert.ok((await snapshotProjects(app.services, { all: false })).measured >= 600)
       assert.deepEqual(
-        await rows(
+        await app.rows(
           `select count(*)::int as n from projects p
           where not exists (select 1 from storage_snapshots s where s.project_id = p.id and s.day = $1)`,
           [clock.now().toISOString().slice(0, 10)],

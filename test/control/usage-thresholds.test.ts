@@ -4,6 +4,7 @@ import { rebuildSums } from '#control/usage/rebuild.ts'
 import { manualClock } from '#core/base/clock.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { eventually, startApp, type TestProject } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { usageOf, useOf } from './usage-support.ts'
 
@@ -18,11 +19,8 @@ describe('usage thresholds', () => {
     project = await app.projectWith(['usage:*', 'events:ListEvents', 'projects:ManageProjectPrices'])
   })
 
-  const made = async (fields: object): Promise<any> => {
-    const reply = await project.key.post('/usage/thresholds', { metric: 'tokens', window: 'calendar_month', ...fields })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (fields: object): Promise<any> =>
+    createdBy(project.key, '/usage/thresholds', { metric: 'tokens', window: 'calendar_month', ...fields })
   const use = (quantity: number) =>
     recordUsage(app.services, [
       useOf(project.id, { components: [{ component: 'input_tokens', quantity, unit: 'token', billable: true }] }),

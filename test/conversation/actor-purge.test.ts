@@ -1,10 +1,10 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '#core/db/sql.ts'
 import { retentionSweepQueue } from '#core/work/sweeps.ts'
 import { startAgentApp } from '../execution/fixtures.ts'
 import { eventually, type Reply } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { postedBy } from '../support/replies.ts'
 import { placesOf } from '../support/search-everywhere.ts'
 import { forSuite } from '../support/suite.ts'
 
@@ -37,17 +37,12 @@ describe('the purge of what an end user said', function () {
   /** A project that must not change. */
   const steadyEraser = (env: Record<string, string> = {}) =>
     steady.start(app.databaseUrl, { ...FAST, ...env }, ['snapshot'])
-  const run = async (text: string): Promise<any[]> => [...(await app.services.pool.query(rawQuery(text))).rows]
-  const made = async (path: string, body: object) => {
-    const reply = await app.key.post(path, body)
-    assert.ok(reply.status < 300, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (path: string, body: object) => postedBy(app.key, path, body)
   const sessionOf = async (actor_id: string, agent_id = app.agentId) =>
     made('/sessions', { agent_id, actor_id, auto_generate: true })
   const send = (session: string, message: string) => made(`/sessions/${session}/messages?wait=true`, { message })
   const purge = (actor: string) => app.key.post(`/actors/${actor}/purge-content`)
-  const done = () => eventually(async () => (await run('select from actor_purges')).length === 0)
+  const done = () => eventually(async () => (await app.rows('select from actor_purges')).length === 0)
   const entries = async (actor: string) =>
     (await app.admin.get(`/audit-log?project_id=${app.projectId}&resource_public_id=${actor}`)).body.data.filter(
       ({ detail }: any) => detail?.kind === 'actor_purge',
@@ -228,7 +223,7 @@ describe('the purge of what an end user said', function () {
       await send(session.id, 'I eat a palatschinken-marker')
       assert.equal((await app.key.delete(`/sessions/${session.id}`)).status, 204)
       await erased(actor, 'palatschinken-marker')
-      assert.equal((await run('select from deleted_messages')).length, 0)
+      assert.equal((await app.rows('select from deleted_messages')).length, 0)
     })
 
     it('is gone from events of messages that were deleted, also of those that it wrote elsewhere', async () => {
@@ -268,12 +263,14 @@ describe('the purge of what an end user said', function () {
         const document = await say(conversation, text)
         await app.key.delete(`/conversations/${conversation}/messages/${document}`)
         const days = text === 'old' ? 31 : 29
-        await run(`update deleted_messages set deleted_at = now() - interval '${days} days'
+        await app.rows(`update deleted_messages set deleted_at = now() - interval '${days} days'
           where document_id = '${document}'`)
       }
       await steadyEraser()
       await app.services.queues.send([{ queue: retentionSweepQueue, data: { sweep: 'deleted messages' } }])
-      await eventually(async () => (await run(`select from deleted_messages where actor_id = '${actor}'`)).length === 1)
+      await eventually(
+        async () => (await app.rows(`select from deleted_messages where actor_id = '${actor}'`)).length === 1,
+      )
     })
   })
 
@@ -286,13 +283,13 @@ describe('the purge of what an end user said', function () {
     await app.admin.patch(`/projects/${app.projectId}`, { content_hold_until: until })
     await steadyEraser()
     await eventually(
-      async () => (await run(`select from actor_purges where claims = 1 and state = 'queued'`)).length === 1,
+      async () => (await app.rows(`select from actor_purges where claims = 1 and state = 'queued'`)).length === 1,
     )
     const { data } = (await app.key.get(`/sessions/${session.id}/messages`)).body
     assert.equal(data[0].content, 'hello')
     await app.admin.patch(`/projects/${app.projectId}`, { content_hold_until: null })
-    await run('update actor_purges set due_at = now()')
-    await run(`update pgboss.job set start_after = now() where name = 'actor.purge'`)
+    await app.rows('update actor_purges set due_at = now()')
+    await app.rows(`update pgboss.job set start_after = now() where name = 'actor.purge'`)
     await done()
   })
 

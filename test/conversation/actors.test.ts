@@ -1,7 +1,7 @@
 import { strict as assert } from 'node:assert'
-import { rawQuery } from '#core/db/sql.ts'
 import { startAgentApp } from '../execution/fixtures.ts'
 import { storedEvents } from '../support/events.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const allow = (action: string[], resource: string) => ({
@@ -11,15 +11,9 @@ const allow = (action: string[], resource: string) => ({
 describe('actors', () => {
   const app = forSuite(() => startAgentApp({ workers: [], actions: ['actors:*', 'agents:*', 'conversations:*'] }))
   const unknown = 'actor_00000000000000000000000000'
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const ids = (reply: { body: any }) => reply.body.data.map((item: { id: string }) => item.id)
   const events = (id: string) => storedEvents(app.services.pool, { resource: id })
-  const make = async (body: object = {}) => {
-    const made = await app.key.post('/actors', { name: 'Alice', ...body })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body
-  }
+  const make = (body: object = {}) => createdBy(app.key, '/actors', { name: 'Alice', ...body })
   const conversation = async () => (await app.key.post('/conversations', {})).body.id as string
 
   describe('create', () => {
@@ -42,7 +36,7 @@ describe('actors', () => {
       const [event] = await events(id)
       assert.equal(event.name, 'actors.created')
       assert.deepEqual(event.data, made)
-      const [entry] = await rows('select * from audit_entries where resource_public_id = $1', [id])
+      const [entry] = await app.rows('select * from audit_entries where resource_public_id = $1', [id])
       assert.equal(entry.action, 'actors:CreateActor')
     })
 

@@ -6,6 +6,7 @@ import { eventually, type Reply } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
+import { postedBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const code = ({ status, body }: Reply) => [status, body?.error?.code]
@@ -20,11 +21,7 @@ describe('replies of chats', () => {
   )
   const double = forSuite(() => client(app.double))
 
-  const admin = async (path: string, body: object) => {
-    const made = await app.admin.post(path, { project_id: app.projectId, ...body })
-    assert.ok(made.status < 300, JSON.stringify(made.body))
-    return made.body
-  }
+  const admin = (path: string, body: object) => postedBy(app.admin, path, { project_id: app.projectId, ...body })
   /** An actor that a chat speaks as. */
   const speaker = async (fields: object = {}, actor: object = {}) => {
     const chat = await admin('/chats', { ai_provider_id: app.providerId, ...fields })

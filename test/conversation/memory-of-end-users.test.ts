@@ -3,6 +3,7 @@ import { startAgentApp } from '../execution/fixtures.ts'
 import { made, refused, refusedAt } from '../execution/tool-target.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const ACTIONS = [
@@ -27,11 +28,7 @@ describe('memory of end users in turns', function () {
   const double = forSuite(() => client(app.double))
   let lanes = 0
 
-  const created = async (path: string, body: object): Promise<any> => {
-    const reply = await app.key.post(path, body)
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const created = (path: string, body: object): Promise<any> => createdBy(app.key, path, body)
   const actor = async (external_id?: string): Promise<string> =>
     (await created('/actors', { name: 'somebody', ...(external_id ? { external_id } : {}) })).id
   const store = async (): Promise<string> => (await created('/memory-stores', { name: 'Guests' })).id
@@ -48,9 +45,7 @@ describe('memory of end users in turns', function () {
   }
   const says = async (sessionId: string, message: string, body: object = {}): Promise<any> => {
     assert.equal((await app.key.post(`/sessions/${sessionId}/messages`, { message })).status, 201)
-    const reply = await app.key.post(`/sessions/${sessionId}/generate?wait=true`, body)
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body
+    return createdBy(app.key, `/sessions/${sessionId}/generate?wait=true`, body, 200)
   }
   /** What the model was shown last, as one text. */
   const shown = async (lane: string): Promise<string> =>

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { createdBy, postedBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { startSessionApp } from './session-support.ts'
 
@@ -7,19 +8,13 @@ type Json = Record<string, any>
 describe('conversations of several speakers', () => {
   const app = forSuite(() => startSessionApp({ actions: ['conversations:*', 'sessions:*', 'generations:*'] }))
 
-  const made = async (path: string, body: object) => {
-    const reply = await app.admin.post(path, { project_id: app.projectId, ...body })
-    assert.ok(reply.status < 300, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (path: string, body: object) => postedBy(app.admin, path, { project_id: app.projectId, ...body })
   const room = async () => {
     const { id } = await made('/conversations', {})
     await app.key.post(`/conversations/${id}/messages`, { role: 'user', message: 'Weather?' })
     return {
       async asks(speaker: object): Promise<Json> {
-        const { status, body } = await app.key.post(`/conversations/${id}/generate?wait=true`, speaker)
-        assert.equal(status, 200, JSON.stringify(body))
-        return body
+        return createdBy(app.key, `/conversations/${id}/generate?wait=true`, speaker, 200)
       },
     }
   }

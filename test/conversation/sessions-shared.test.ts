@@ -3,6 +3,7 @@ import { startAgentApp } from '../execution/fixtures.ts'
 import { accepted, shared } from '../execution/share-support.ts'
 import { client } from '../local/double/client.ts'
 import { eventually, type Reply } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const code = ({ status, body }: Reply) => [status, body?.error?.code]
@@ -18,11 +19,7 @@ describe('sessions with a shared agent', () => {
     await accepted(grantee.key, share.id)
     return { id, share: share.id as string }
   }
-  const open = async (fields: object) => {
-    const { status, body } = await grantee.key.post('/sessions', fields)
-    assert.equal(status, 201, JSON.stringify(body))
-    return body
-  }
+  const open = (fields: object) => createdBy(grantee.key, '/sessions', fields)
   const say = (session: string, query = '') =>
     grantee.key.post(`/sessions/${session}/messages${query}`, { message: 'hello' })
 

@@ -4,6 +4,7 @@ import { openStream, readStream } from '../execution/streams.ts'
 import { json, startTarget } from '../execution/tool-target.ts'
 import type { Reply } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
@@ -29,11 +30,7 @@ describe('tools in sessions and conversations', () => {
     })
   })
 
-  const open = async (fields: object = {}) => {
-    const made = await app.key.post('/sessions', { agent_id: agent, ...fields })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body
-  }
+  const open = (fields: object = {}) => createdBy(app.key, '/sessions', { agent_id: agent, ...fields })
   const say = (session: string, content: string) => app.key.post(`/sessions/${session}/messages`, { message: content })
   const generate = (session: string, query = '?wait=true') => app.key.post(`/sessions/${session}/generate${query}`, {})
   const messages = async (session: string) => (await app.key.get(`/sessions/${session}/messages`)).body.data

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const ACTIONS = ['evaluations:*', 'generations:*', 'agents:*', 'events:*', 'sessions:*', 'conversations:*']
@@ -10,11 +11,7 @@ describe('datasets', () => {
   const double = forSuite(() => client(app.double))
 
   let counter = 0
-  const dataset = async (): Promise<string> => {
-    const made = await app.key.post('/datasets', { name: `set ${++counter}` })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body.id
-  }
+  const dataset = async (): Promise<string> => (await createdBy(app.key, '/datasets', { name: `set ${++counter}` })).id
   const item = (content = 'Hi') => ({ input: [{ role: 'user', content }] })
   const refused = (reply: { status: number; body: any }, status: number, code: string, path?: string) => {
     assert.deepEqual([reply.status, reply.body?.error?.code], [status, code], JSON.stringify(reply.body))

@@ -4,6 +4,7 @@ import { evalItemWork } from '#evaluation/eval-runs/process-item.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 
 /** What the key of a test may do. */
 export const EVAL_ACTIONS = [
@@ -38,9 +39,7 @@ export const item = (content: string, expected_output?: string | null, metadata?
 let counter = 0
 
 export async function made(key: Client, path: string, body: object): Promise<any> {
-  const reply = await key.post(path, body)
-  assert.equal(reply.status, 201, JSON.stringify(reply.body))
-  return reply.body
+  return createdBy(key, path, body)
 }
 
 export function refused(reply: { status: number; body: any }, status: number, code: string, path?: string): void {
@@ -96,9 +95,7 @@ export async function startEvalApp(options: Parameters<typeof startAgentApp>[0] 
     },
     eval: fields => made(app.key, '/evals', { name: `eval ${++counter}`, ...fields }),
     async run(evalId, body = {}) {
-      const reply = await app.key.post(`/evals/${evalId}/runs`, { wait: true, ...body })
-      assert.equal(reply.status, 201, JSON.stringify(reply.body))
-      return reply.body
+      return createdBy(app.key, `/evals/${evalId}/runs`, { wait: true, ...body })
     },
     async results(run, query = '') {
       const { status, body } = await app.key.get(`/evals/${run.eval_id}/runs/${run.id}/results${query}`)

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { type Client, type Reply, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
@@ -14,9 +15,7 @@ describe('tools of agents', () => {
   let other: string
 
   const newTool = async (as: Client, fields: object = {}): Promise<string> => {
-    const reply = await as.post('/tools', { name: 'weather', execute: { url: 'https://example.com/' }, ...fields })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body.id
+    return (await createdBy(as, '/tools', { name: 'weather', execute: { url: 'https://example.com/' }, ...fields })).id
   }
   const create = (fields: object, as = key): Promise<Reply> => as.post('/agents', { ai_provider_id, ...fields })
   /** A key of the project that may do just this. */

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
 import { type Client, type Reply, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 describe('agents', () => {
@@ -182,9 +183,7 @@ describe('agents', () => {
   it('have an image as avatar that the writer may download, and that is not deleted while they use it', async () => {
     const upload = async (filename: string, content_type: string) => {
       const body = { project_id: project.id, filename, content_type, content: Buffer.from('x').toString('base64') }
-      const reply = await app.admin.post('/files/upload/base64', body)
-      assert.equal(reply.status, 201, JSON.stringify(reply.body))
-      return reply.body.id as string
+      return (await createdBy(app.admin, '/files/upload/base64', body)).id as string
     }
     const picture = await upload('a.png', 'image/png')
     refusedAt(await create({ avatar_file_id: await upload('a.svg', 'image/svg+xml') }), 'avatar_file_id')

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { eventually, type Reply } from '../support/app.ts'
+import { createdBy, postedBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { startAgentApp } from './fixtures.ts'
 import { json, startTarget } from './tool-target.ts'
@@ -18,11 +19,7 @@ describe('guardrails and approvals in turns', () => {
     }),
   )
 
-  const admin = async (path: string, body: object) => {
-    const made = await app.admin.post(path, { project_id: app.projectId, ...body })
-    assert.ok(made.status < 300, JSON.stringify(made.body))
-    return made.body
-  }
+  const admin = (path: string, body: object) => postedBy(app.admin, path, { project_id: app.projectId, ...body })
   const guardrail = async (document: object): Promise<string> =>
     (await admin('/guardrails', { name: 'rule', document })).id
   const inline = (name: string, fields: object = {}) => ({
@@ -31,11 +28,7 @@ describe('guardrails and approvals in turns', () => {
   /** An agent whose every call is held to a rule. */
   const ruled = async (document: object, bindings: object[], fields: object = {}) =>
     app.agent({ tool_bindings: bindings, guardrail_ids: [await guardrail(document)], ...fields })
-  const generate = async (agent: string, body: object) => {
-    const reply = await app.key.post(`/agents/${agent}/generate?wait=true`, body)
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const generate = (agent: string, body: object) => createdBy(app.key, `/agents/${agent}/generate?wait=true`, body, 200)
   const results = async (id: string) =>
     (await app.admin.get(`/generations/${id}/transcript`)).body.steps[0].tool_results.map(({ result }: any) => result)
   const asked = async (): Promise<any> => {

@@ -3,6 +3,7 @@ import { acquireReadMemory } from '#content/files/read-memory.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { HEAP_FLAGS, resident, startProcess } from '../support/processes.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 
@@ -30,11 +31,9 @@ describe('the memory of a worker whose turns have files', function () {
     try {
       await client(app.double).put('large', { rules: [{ reply: { text: 'seen', delay_ms: 200 } }] })
       const agent = await app.agent({ model: 'large/m' })
-      const generate = async (content: unknown) => {
-        const made = await app.key.post(`/agents/${agent}/generate`, { messages: [{ role: 'user', content }] })
-        assert.equal(made.status, 202, JSON.stringify(made.body))
-        return made.body.generation_id as string
-      }
+      const generate = async (content: unknown) =>
+        (await createdBy(app.key, `/agents/${agent}/generate`, { messages: [{ role: 'user', content }] }, 202))
+          .generation_id as string
       const ended = (id: string) =>
         eventually(
           async () => {

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { newId } from '#core/base/ids.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { startAgentApp } from './fixtures.ts'
 
@@ -21,15 +22,14 @@ describe('files in messages', () => {
   const double = forSuite(() => client(app.double))
 
   let counter = 0
-  const upload = async (content_type: string, bytes: Buffer = PNG, key: Client = app.key) => {
-    const made = await key.post('/files/upload/base64', {
-      filename: `file-${++counter}`,
-      content_type,
-      content: bytes.toString('base64'),
-    })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body.id as string
-  }
+  const upload = async (content_type: string, bytes: Buffer = PNG, key: Client = app.key) =>
+    (
+      await createdBy(key, '/files/upload/base64', {
+        filename: `file-${++counter}`,
+        content_type,
+        content: bytes.toString('base64'),
+      })
+    ).id as string
   const generate = (content: unknown, agent = app.agentId, query = '?wait=true') =>
     app.key.post(`/agents/${agent}/generate${query}`, { messages: [{ role: 'user', content }] })
   const file = (file_id: string) => ({ type: 'file', file_id })

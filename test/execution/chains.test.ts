@@ -5,6 +5,7 @@ import { type Client, eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { storedEvents } from '../support/events.ts'
 import { type HostedProcess, runWorker } from '../support/hosts.ts'
+import { createdBy } from '../support/replies.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { refused } from './tool-target.ts'
 
@@ -43,11 +44,8 @@ describe('chains', () => {
   const ceiling = (max_chain_generations: number | null) =>
     app.admin.patch(`/projects/${app.projectId}`, { max_chain_generations })
   const read = async (path: string) => (await app.key.get(path)).body
-  const run = async (agent = app.agentId): Promise<string> => {
-    const { status, body } = await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'hello' })
-    assert.equal(status, 200, JSON.stringify(body))
-    return body.id
-  }
+  const run = async (agent = app.agentId): Promise<string> =>
+    (await createdBy(app.key, `/agents/${agent}/generate?wait=true`, { prompt: 'hello' }, 200)).id
 
   let amount = 0
   /** A call that a turn proposes, which waits for a person. */

@@ -5,6 +5,7 @@ import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { DECIDER_ACTIONS, eventsOf, madeDecider, QUESTIONS, settled, TOOL_ANSWERS, toolAt } from './decider-support.ts'
 import { startAgentApp } from './fixtures.ts'
@@ -38,11 +39,8 @@ describe('decisions and their workers', function () {
   /** A worker that comes to no harm. */
   const steadyWorker = (env: Record<string, string> = {}) =>
     steady.start(app.databaseUrl, { ...FAST, ...env }, ['generation'])
-  const ask = async (body: object, decider: string): Promise<string> => {
-    const reply = await app.key.post(`/deciders/${decider}/decisions`, { input: SECRET, ...body })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body.id
-  }
+  const ask = async (body: object, decider: string): Promise<string> =>
+    (await createdBy(app.key, `/deciders/${decider}/decisions`, { input: SECRET, ...body })).id
   /** A tool that keeps its caller waiting at the first request, and a decider that calls it. */
   const slowTool = async (fields: object = {}) => {
     let free = () => {}

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { newId } from '#core/base/ids.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { startAgentApp } from './fixtures.ts'
 import { json, made, startTarget } from './tool-target.ts'
@@ -10,11 +11,8 @@ describe('documents in messages', () => {
   const app = forSuite(() => startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
   const double = forSuite(() => client(app.double))
 
-  const document = async (content: string, fields: object = {}, key: Client = app.key) => {
-    const made = await key.post('/documents', { content, ...fields })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body.id as string
-  }
+  const document = async (content: string, fields: object = {}, key: Client = app.key) =>
+    (await createdBy(key, '/documents', { content, ...fields })).id as string
   const generate = (content: unknown, agent = app.agentId, key: Client = app.key, role = 'user') =>
     key.post(`/agents/${agent}/generate?wait=true`, { messages: [{ role, content }], prompt: 'Go on' })
   const named = (document_id: string) => ({ type: 'document', document_id })

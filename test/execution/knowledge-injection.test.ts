@@ -4,6 +4,7 @@ import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { startAgentApp } from './fixtures.ts'
 import { accepted, shared } from './share-support.ts'
@@ -30,16 +31,9 @@ describe('knowledge of an agent', function () {
   const double = forSuite(() => client(app.double))
   let lanes = 0
 
-  const document = async (content: string, path: string, more: object = {}): Promise<string> => {
-    const reply = await app.key.post('/documents', { content, path, ...more })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body.id
-  }
-  const store = async (name: string): Promise<string> => {
-    const reply = await app.key.post('/memory-stores', { name })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body.id
-  }
+  const document = async (content: string, path: string, more: object = {}): Promise<string> =>
+    (await createdBy(app.key, '/documents', { content, path, ...more })).id
+  const store = async (name: string): Promise<string> => (await createdBy(app.key, '/memory-stores', { name })).id
   /** An agent with knowledge and a separate lane of the model. */
   const knowing = async (knowledge_config: object | null, fields: object = {}, rules: object[] = []) => {
     const lane = `knows-${++lanes}`

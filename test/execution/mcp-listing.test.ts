@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import type { ServerResponse } from 'node:http'
-import { eventually, type Reply } from '../support/app.ts'
+import { eventually } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { startAgentApp } from './fixtures.ts'
 import { refused, startTarget, type TargetRequest } from './tool-target.ts'
@@ -41,16 +42,11 @@ describe('the listing of an mcp tool', () => {
 
   const madeTool = async (fields: object = {}) => {
     const body = { project_id: app.projectId, name: 'server', type: 'mcp', mcp: { url: target.url }, ...fields }
-    const reply = await app.admin.post('/tools', body)
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
+    return createdBy(app.admin, '/tools', body)
   }
   const agentOf = (...bindings: object[]) => app.agent({ tool_bindings: bindings })
-  const generate = async (agent: string, body: object = {}): Promise<any> => {
-    const reply: Reply = await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'hello', ...body })
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const generate = (agent: string, body: object = {}): Promise<any> =>
+    createdBy(app.key, `/agents/${agent}/generate?wait=true`, { prompt: 'hello', ...body }, 200)
   /** The number of listings that the server received. */
   const listings = () => target.requests.filter(({ body }) => body.includes('"tools/list"')).length
   /** The text for the model about the tools, and about missing ones. */

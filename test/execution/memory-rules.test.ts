@@ -4,6 +4,7 @@ import { firingRetention } from '#execution/memory-rules/retention.ts'
 import { usageSettled } from '../control/usage-support.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { eventsOf } from './decider-support.ts'
 import { startAgentApp } from './fixtures.ts'
@@ -36,11 +37,8 @@ describe('memory rules', function () {
     target.requests.length = 0
   })
 
-  const store = async (): Promise<string> => {
-    const reply = await app.key.post('/memory-stores', { name: `store ${++lanes}` })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body.id
-  }
+  const store = async (): Promise<string> =>
+    (await createdBy(app.key, '/memory-stores', { name: `store ${++lanes}` })).id
   const agentWith = async (rules: object[], fields: object = {}): Promise<string> => {
     const lane = `rules-${++lanes}`
     await double.put(lane, { rules: rules as never })
@@ -49,16 +47,10 @@ describe('memory rules', function () {
   /** An agent that says hello, and as what extracts facts says those. */
   const talker = (facts = FACTS, fields: object = {}) =>
     agentWith([{ when: { system: 'JSON array' }, reply: { text: facts } }, { reply: { text: 'Hello Ada' } }], fields)
-  const rule = async (fields: object, key: Client = app.key): Promise<any> => {
-    const reply = await key.post('/memory-rules', { on: 'generations.completed', ...fields })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
-  const turn = async (agent: string, body: object = {}): Promise<string> => {
-    const reply = await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'I am Ada', ...body })
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body.id
-  }
+  const rule = (fields: object, key: Client = app.key): Promise<any> =>
+    createdBy(key, '/memory-rules', { on: 'generations.completed', ...fields })
+  const turn = async (agent: string, body: object = {}): Promise<string> =>
+    (await createdBy(app.key, `/agents/${agent}/generate?wait=true`, { prompt: 'I am Ada', ...body }, 200)).id
   const extraction = (generation: string, ruleId: string): Promise<any> =>
     eventually(async () => (await app.key.get(`/generations/${generation}`)).body.extraction?.[ruleId], {
       what: `what ${ruleId} makes of ${generation}`,

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { type Client, type Reply, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
@@ -36,9 +37,7 @@ describe('model routes', () => {
 
   const newProvider = async (as: Client): Promise<string> => {
     const fields = { name: 'p', provider: 'custom', default_model: 'm', base_url: 'https://models.example.com/v1' }
-    const { status, body } = await as.post('/ai-providers', fields)
-    assert.equal(status, 201)
-    return body.id
+    return (await createdBy(as, '/ai-providers', fields)).id
   }
   const create = (fields: Json = {}, as = key): Promise<Reply> =>
     as.post('/model-routes', {
@@ -340,11 +339,8 @@ describe('model routes', () => {
   })
 
   describe('copied by a project clone', () => {
-    const clone = async (id: string, include: string[]) => {
-      const { status, body } = await app.admin.post(`/projects/${id}/clone`, { name: 'copy', include })
-      assert.equal(status, 201, JSON.stringify(body))
-      return body
-    }
+    const clone = (id: string, include: string[]) =>
+      createdBy(app.admin, `/projects/${id}/clone`, { name: 'copy', include })
 
     it('bring their providers along, and stay the default', async () => {
       const { id, provider, route } = await other()

@@ -4,6 +4,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { retryAfter } from '#execution/providers/retry-after.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { createdBy } from '../support/replies.ts'
 import { begin, finish, refuse, startScriptedVendor, whole } from '../support/scripted-vendor.ts'
 import { forSuite } from '../support/suite.ts'
 import { startAgentApp } from './fixtures.ts'
@@ -32,9 +33,7 @@ describe('patience with a vendor', function () {
 
   const provider = async (fields: object = {}) => {
     const base = { project_id: app.projectId, name: 'scripted', provider: 'custom', default_model: 'm' }
-    const made = await app.admin.post('/ai-providers', { ...base, base_url: vendor.url, ...fields })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body.id as string
+    return (await createdBy(app.admin, '/ai-providers', { ...base, base_url: vendor.url, ...fields })).id as string
   }
   const agentOf = async () => app.agent({ ai_provider_id: await provider(), model: 'm' })
   const run = (body: object = {}, id = agent) =>
@@ -241,9 +240,7 @@ describe('patience with a vendor', function () {
       const session = (await app.key.post('/sessions', { agent_id: agent })).body
       const say = async (message: string): Promise<string> => {
         await app.key.post(`/sessions/${session.id}/messages`, { message })
-        const { status, body } = await app.key.post(`/sessions/${session.id}/generate`, {})
-        assert.equal(status, 202, JSON.stringify(body))
-        return body.generation_id
+        return (await createdBy(app.key, `/sessions/${session.id}/generate`, {}, 202)).generation_id
       }
       vendor.script(({ response, body }) =>
         JSON.stringify(body.messages).includes('second')

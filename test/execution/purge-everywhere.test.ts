@@ -8,6 +8,7 @@ import { rawQuery } from '#core/db/sql.ts'
 import { purgeGeneration, replayWhileContentKept } from '#execution/generations/erase/purge.ts'
 import { eventually } from '../support/app.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
+import { postedBy } from '../support/replies.ts'
 import { placesOf } from '../support/search-everywhere.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { openEvents } from './streams.ts'
@@ -27,11 +28,7 @@ describe('a purge', function () {
   let directory: string
   let agent: string
 
-  const admin = async (path: string, body: object) => {
-    const made = await app.admin.post(path, { project_id: app.projectId, ...body })
-    assert.ok(made.status < 300, JSON.stringify(made.body))
-    return made.body
-  }
+  const admin = (path: string, body: object) => postedBy(app.admin, path, { project_id: app.projectId, ...body })
   const places = () => placesOf(app, MARK, directory)
   const nowhere = async () => {
     let found: string[] = []

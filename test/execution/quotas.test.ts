@@ -4,6 +4,7 @@ import { listActorsByUsage } from '#control/usage/sums.ts'
 import { sql } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { insertUsage, tokenUse } from '../support/usage.ts'
 import { startAgentApp } from './fixtures.ts'
@@ -56,15 +57,12 @@ describe('quotas of tokens and money', function () {
     (await storedEvents(app.services.pool, { project: app.projectId, name }))
       .map(({ envelope }) => envelope.data)
       .filter(({ quota_id, id }: any) => quota_id === quotaId || id === quotaId)
-  const session = async (actorId: string | null, fields: object = {}) => {
-    const made = await app.key.post('/sessions', {
+  const session = (actorId: string | null, fields: object = {}) =>
+    createdBy(app.key, '/sessions', {
       agent_id: app.agentId,
       ...(actorId === null ? {} : { actor_id: actorId }),
       ...fields,
     })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body
-  }
   const actor = async () => (await app.key.post('/actors', { name: `caller ${Math.random()}` })).body.id as string
   const reply = async (sessionId: string) => {
     await app.key.post(`/sessions/${sessionId}/messages`, { message: 'hello' })

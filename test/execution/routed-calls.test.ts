@@ -5,6 +5,7 @@ import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { createdBy } from '../support/replies.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { openStream, readStream } from './streams.ts'
 
@@ -30,18 +31,17 @@ function setUp(options: Parameters<typeof startAgentApp>[0] = {}) {
   }
   const close = () => app?.close()
 
-  const newProvider = async (fields: Json = {}): Promise<string> => {
-    const { status, body } = await app.admin.post('/ai-providers', {
-      project_id: app.projectId,
-      name: 'double',
-      provider: 'custom',
-      default_model: 'm',
-      base_url: `${app.double.url}/v1`,
-      ...fields,
-    })
-    assert.equal(status, 201, JSON.stringify(body))
-    return body.id
-  }
+  const newProvider = async (fields: Json = {}): Promise<string> =>
+    (
+      await createdBy(app.admin, '/ai-providers', {
+        project_id: app.projectId,
+        name: 'double',
+        provider: 'custom',
+        default_model: 'm',
+        base_url: `${app.double.url}/v1`,
+        ...fields,
+      })
+    ).id
 
   /** A target whose model answers by the rules. */
   const target = async (rules: Rules, fields: Json = {}) => {
@@ -51,16 +51,15 @@ function setUp(options: Parameters<typeof startAgentApp>[0] = {}) {
   }
   type Target = { lane?: string; ai_provider_id: string; model: string }
 
-  const route = async (targets: Target[], fields: Json = {}): Promise<string> => {
-    const { status, body } = await app.admin.post('/model-routes', {
-      project_id: app.projectId,
-      name: `route ${++counter}`,
-      targets: targets.map(({ lane: _, ...rest }) => rest),
-      ...fields,
-    })
-    assert.equal(status, 201, JSON.stringify(body))
-    return body.id
-  }
+  const route = async (targets: Target[], fields: Json = {}): Promise<string> =>
+    (
+      await createdBy(app.admin, '/model-routes', {
+        project_id: app.projectId,
+        name: `route ${++counter}`,
+        targets: targets.map(({ lane: _, ...rest }) => rest),
+        ...fields,
+      })
+    ).id
   const routed = async (targets: Target[], fields: Json = {}): Promise<string> =>
     app.agent({ ai_provider_id: null, model_route_id: await route(targets, fields) })
 

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { eventually } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { startAgentApp } from './fixtures.ts'
 import { guardrail } from './guardrail-support.ts'
@@ -46,11 +47,7 @@ describe('turns of shared agents', () => {
     target.requests.length = 0
   })
 
-  const generate = async (body: object) => {
-    const reply = await grantee.key.post(`/agents/${agent}/generate?wait=true`, body)
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const generate = (body: object) => createdBy(grantee.key, `/agents/${agent}/generate?wait=true`, body, 200)
 
   it("that wait for their client continue with the permissions of their caller, not of the agent's author", async () => {
     const other = await app.projectWith(RUNNING)

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { eventually, type TestProject } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { startAgentApp } from './fixtures.ts'
 import { guardrail } from './guardrail-support.ts'
@@ -19,11 +20,8 @@ describe('shared tools and agents, in turns', () => {
   })
 
   const tool = (key: TestProject['key'], name: string) => made(key, { name, execute: { url: `${target.url}/${name}` } })
-  const generate = async (key: TestProject['key'], agent: string, body: object): Promise<any> => {
-    const reply = await key.post(`/agents/${agent}/generate?wait=true`, body)
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const generate = (key: TestProject['key'], agent: string, body: object): Promise<any> =>
+    createdBy(key, `/agents/${agent}/generate?wait=true`, body, 200)
   const results = async (id: string): Promise<any[]> =>
     (await app.admin.get(`/generations/${id}/transcript`)).body.steps.flatMap(({ tool_results }: any) => tool_results)
   const entry = (project: string, query: string): Promise<any> =>

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { createServer, type IncomingHttpHeaders, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import type { Client, Reply } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 
 export type TargetRequest = {
   method: string
@@ -69,9 +70,7 @@ export async function startTarget(address = '127.0.0.1'): Promise<Target> {
 
 /** Makes a tool and answers its record. */
 export async function made(key: Client, fields: Record<string, unknown>): Promise<any> {
-  const reply = await key.post('/tools', { name: 'tool', ...fields })
-  assert.equal(reply.status, 201, JSON.stringify(reply.body))
-  return reply.body
+  return createdBy(key, '/tools', { name: 'tool', ...fields })
 }
 
 export const secretOf = async (key: Client, value: string): Promise<string> =>

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { eventually } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { startAgentApp } from './fixtures.ts'
 import { guardrail } from './guardrail-support.ts'
@@ -18,21 +19,17 @@ describe('what turns with tools offer and record', () => {
   })
 
   const parameters = { type: 'object', required: ['amount'], properties: { amount: { type: 'integer' } } }
-  const tool = async (name: string, fields: object = {}): Promise<string> => {
-    const made = await app.key.post('/tools', {
-      name,
-      parameters,
-      execute: { url: `${target.url}/${name}` },
-      ...fields,
-    })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body.id
-  }
-  const generate = async (agent: string, body: object): Promise<any> => {
-    const reply = await app.key.post(`/agents/${agent}/generate?wait=true`, body)
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const tool = async (name: string, fields: object = {}): Promise<string> =>
+    (
+      await createdBy(app.key, '/tools', {
+        name,
+        parameters,
+        execute: { url: `${target.url}/${name}` },
+        ...fields,
+      })
+    ).id
+  const generate = (agent: string, body: object): Promise<any> =>
+    createdBy(app.key, `/agents/${agent}/generate?wait=true`, body, 200)
   const resultsOf = async (id: string): Promise<any[]> =>
     (await app.admin.get(`/generations/${id}/transcript`)).body.steps.flatMap(({ tool_results }: any) => tool_results)
   const activity = async (id: string, kind: string): Promise<any[]> =>

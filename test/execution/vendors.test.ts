@@ -11,6 +11,7 @@ import { aiProviderKind } from '#execution/providers/model.ts'
 import type { ModelRequest } from '#execution/providers/model-messages.ts'
 import { startDouble } from '#local/double/server.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { startVendors } from './vendors.ts'
 
@@ -54,17 +55,11 @@ describe('model calls', () => {
     await app?.close()
   })
 
-  const secret = async (value: string): Promise<string> => {
-    const made = await key.post('/secrets', { name: 'credential', value })
-    assert.equal(made.status, 201)
-    return made.body.id
-  }
+  const secret = async (value: string): Promise<string> =>
+    (await createdBy(key, '/secrets', { name: 'credential', value })).id
 
-  const provider = async (fields: Record<string, unknown>): Promise<string> => {
-    const made = await key.post('/ai-providers', { name: 'p', default_model: 'model-1', ...fields })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body.id
-  }
+  const provider = async (fields: Record<string, unknown>): Promise<string> =>
+    (await createdBy(key, '/ai-providers', { name: 'p', default_model: 'model-1', ...fields })).id
 
   /** A provider whose address the egress rule refuses. */
   const blocked = (): Promise<string> => provider({ provider: 'custom', base_url: 'http://10.1.2.3/v1' })

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { startAgentApp } from './fixtures.ts'
 import { refused } from './tool-target.ts'
@@ -32,11 +33,8 @@ describe('the tool write_memory', function () {
     const knowledge_config = { write_memory_store_id: storeId }
     return { lane, id: await app.agent({ model: `${lane}/m`, knowledge_config, ...fields }) }
   }
-  const turn = async (agent: string): Promise<string> => {
-    const reply = await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'Remember that' })
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body.id
-  }
+  const turn = async (agent: string): Promise<string> =>
+    (await createdBy(app.key, `/agents/${agent}/generate?wait=true`, { prompt: 'Remember that' }, 200)).id
   const firstResult = async (generation: string): Promise<any> =>
     (await app.key.get(`/generations/${generation}/transcript`)).body.steps[0].tool_results[0]
   const entries = async (storeId: string): Promise<any[]> =>

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
 import { type Client, eventually, type Reply, startApp } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const store = (name: string) => ({ type: 'memory_store', properties: { name } })
@@ -20,11 +21,8 @@ describe('formations with concurrent requests', function () {
   const workers = steadyWorkers()
   const work = () => workers.start(app.databaseUrl, {}, ['orchestration'])
   const codes = (replies: Reply[]) => replies.map(({ status, body }) => body.error?.code ?? status).sort()
-  const accepted = async (by: Client, body: object): Promise<string> => {
-    const reply = await by.post('/formations?wait=false', body)
-    assert.equal(reply.status, 202, JSON.stringify(reply.body))
-    return reply.body.id
-  }
+  const accepted = async (by: Client, body: object): Promise<string> =>
+    (await createdBy(by, '/formations?wait=false', body, 202)).id
   const ended = (id: string): Promise<any> =>
     eventually(async () => {
       const { body } = await app.admin.get(`/formations/${id}`)

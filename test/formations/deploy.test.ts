@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { startApp } from '../support/app.ts'
 import { framesOf } from '../support/frames.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const PROVIDER = { type: 'ai_provider', properties: { name: 'Demo', provider: 'ollama', default_model: 'demo' } }
@@ -21,11 +22,8 @@ describe('formations', () => {
   const app = forSuite(() => startApp({ workers: ['orchestration'], env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
   const project = forSuite(() => app.project())
 
-  const deployed = async (template: unknown, more: object = {}) => {
-    const { status, body } = await project.key.post('/formations', { name: fresh(), template, ...more })
-    assert.equal(status, 201, JSON.stringify(body))
-    return body
-  }
+  const deployed = (template: unknown, more: object = {}) =>
+    createdBy(project.key, '/formations', { name: fresh(), template, ...more })
   const active = async (template: unknown, more: object = {}) => {
     const formation = await deployed(template, more)
     assert.equal(formation.status, 'active', JSON.stringify(formation.error))
@@ -39,11 +37,11 @@ describe('formations', () => {
     assert.equal(reply.status, 200, JSON.stringify(reply.body))
     return reply.body
   }
-  const planned = async (body: object) => {
-    const reply = await project.key.post('/formations/plan', body)
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body.changes.map(({ logical_id, action }: any) => [logical_id, action])
-  }
+  const planned = async (body: object) =>
+    (await createdBy(project.key, '/formations/plan', body, 200)).changes.map(({ logical_id, action }: any) => [
+      logical_id,
+      action,
+    ])
 
   it('create all resources of a template, in the order of their references', async () => {
     const formation = await active(LINKED)

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { eventually, type Reply, startApp, type TestProject } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { active, physical, store } from './support.ts'
 
@@ -110,11 +111,7 @@ describe('exported templates', () => {
   )
   const project = forSuite(() => app.project())
 
-  const exported = async ({ key }: TestProject, body: object = {}) => {
-    const reply = await key.post('/formations/export', body)
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const exported = ({ key }: TestProject, body: object = {}) => createdBy(key, '/formations/export', body, 200)
 
   const resourcesOf = ({ template }: any) => Object.keys(template.resources).sort()
 

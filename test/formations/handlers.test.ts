@@ -8,6 +8,7 @@ import { tools, wire, withTasks } from '../mcp/support.ts'
 import { eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { startProcess } from '../support/processes.ts'
 import { type Received, type Receiver, readSignature, startReceiver } from '../support/receiver.ts'
+import { createdBy } from '../support/replies.ts'
 import { active, fresh, physical, planned, store, updated } from './support.ts'
 
 const SECRET = 'a secret of the operator'
@@ -94,11 +95,7 @@ describe('registered types of resources', () => {
   const failing = (type: string, respond: (response: ServerResponse) => unknown) => {
     instead = ({ request_type }, response) => (request_type === type ? (respond(response) ?? true) : undefined)
   }
-  const deployed = async (template: object) => {
-    const { status, body } = await project.key.post('/formations', { name: fresh(), template })
-    assert.equal(status, 201, JSON.stringify(body))
-    return body
-  }
+  const deployed = (template: object) => createdBy(project.key, '/formations', { name: fresh(), template })
 
   it('are refused at boot with the file and the entry', async () => {
     const wrong: [object, RegExp][] = [

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { rawQuery, sql } from '#core/db/sql.ts'
 import { builtInTypes } from '#formations/types/built-in.ts'
 import { type Client, eventually, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
@@ -180,11 +181,7 @@ describe('the validation of a template', () => {
     const project = await app.project()
     ;({ key } = project)
     projectId = project.id
-    const made = async (path: string, body: object): Promise<string> => {
-      const reply = await key.post(path, body)
-      assert.equal(reply.status, 201, JSON.stringify(reply.body))
-      return reply.body.id
-    }
+    const made = async (path: string, body: object): Promise<string> => (await createdBy(key, path, body)).id
     const provider = await made('/ai-providers', { name: 'p', provider: 'ollama', default_model: 'm' })
     ids = {
       provider,
@@ -196,13 +193,15 @@ describe('the validation of a template', () => {
     }
   })
 
-  const validate = async (resource: object, more: object = {}) => {
-    const { status, body } = await key.post('/formations/validate', {
-      template: { ...more, resources: { It: resource } },
-    })
-    assert.equal(status, 200, JSON.stringify(body))
-    return body
-  }
+  const validate = (resource: object, more: object = {}) =>
+    createdBy(
+      key,
+      '/formations/validate',
+      {
+        template: { ...more, resources: { It: resource } },
+      },
+      200,
+    )
 
   it('refuses what the create of each type refuses', async () => {
     const failures: string[] = []

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { startDouble } from '#local/double/server.ts'
 import { type Client, eventually, type Reply, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 /**
@@ -20,11 +21,8 @@ describe('restrictions of a caller', function () {
   let counter = 0
 
   const named = (what: string): string => `${what}-${++counter}`
-  const made = async (by: Client, path: string, body: object): Promise<any> => {
-    const reply = await by.post(path, { project_id: projectId, ...body })
-    assert.equal(reply.status, 201, `${path}: ${JSON.stringify(reply.body)}`)
-    return reply.body
-  }
+  const made = (by: Client, path: string, body: object): Promise<any> =>
+    createdBy(by, path, { project_id: projectId, ...body })
   const ok = async (reply: Promise<Reply> | Reply): Promise<any> => {
     const { status, body } = await reply
     assert.ok(status < 300, JSON.stringify(body))

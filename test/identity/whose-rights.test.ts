@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { startDouble } from '#local/double/server.ts'
 import { upload } from '../content/file-support.ts'
 import { type Client, eventually, type Reply, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 /**
@@ -25,11 +26,8 @@ describe('effects of definitions', function () {
 
   const named = (what: string): string => `${what.replaceAll(/[^a-z]+/g, '-')}-${++counter}`
   /** What a user makes in the project. */
-  const made = async (by: Client, path: string, body: object): Promise<any> => {
-    const reply = await by.post(path, { project_id: projectId, ...body })
-    assert.equal(reply.status, 201, `${path}: ${JSON.stringify(reply.body)}`)
-    return reply.body
-  }
+  const made = (by: Client, path: string, body: object): Promise<any> =>
+    createdBy(by, path, { project_id: projectId, ...body })
   const ok = async (reply: Promise<Reply>): Promise<any> => {
     const { status, body } = await reply
     assert.ok(status < 300, JSON.stringify(body))

@@ -9,6 +9,7 @@ import { emitNamed } from '../support/events.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type Received, type Receiver, readSignature, startReceiver } from '../support/receiver.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const pause = (ms: number) => new Promise(resolve => setTimeout(resolve, ms))
@@ -28,21 +29,19 @@ function using(app: TestApp) {
   const tools = {
     project: '',
     async hook(url: string, more: object = {}) {
-      const answer = await app.admin.post('/webhooks', {
+      return (await createdBy(app.admin, '/webhooks', {
         project_id: tools.project,
         name: 'hook',
         url,
         events: ['secrets.*'],
         ...more,
-      })
-      assert.equal(answer.status, 201, JSON.stringify(answer.body))
-      return answer.body as { id: string; secret: string }
+      })) as { id: string; secret: string }
     },
     async write() {
       const name = `s${Math.random()}`
-      const answer = await app.admin.post('/secrets', { project_id: tools.project, name, value: 'a value' })
-      assert.equal(answer.status, 201)
-      return answer.body as { id: string }
+      return (await createdBy(app.admin, '/secrets', { project_id: tools.project, name, value: 'a value' })) as {
+        id: string
+      }
     },
     async deliveries(webhook: string, query = '') {
       const { body } = await app.admin.get(`/webhook-deliveries?webhook_id=${webhook}&limit=100${query}`)

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { clients, MODERN, wire } from './support.ts'
 
@@ -13,9 +14,7 @@ describe('resources of /mcp', () => {
   before(async () => {
     const upload = async (filename: string, bytes: Buffer, content_type: string) => {
       const content = bytes.toString('base64')
-      const { status, body } = await project.key.post('/files/upload/base64', { filename, content, content_type })
-      assert.equal(status, 201, JSON.stringify(body))
-      return body
+      return createdBy(project.key, '/files/upload/base64', { filename, content, content_type })
     }
     text = await upload('page.html', Buffer.from('<b>hi</b>'), 'text/html')
     picture = await upload('dot.png', Buffer.from([0x89, 0x50, 0x4e, 0x47, 0, 255]), 'image/png')

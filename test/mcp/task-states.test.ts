@@ -9,6 +9,7 @@ import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { startTarget } from '../execution/tool-target.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
+import { postedBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { tools, wire, withForms, withTasks } from './support.ts'
 
@@ -35,11 +36,7 @@ describe('states of tasks', function () {
     await app?.close()
   })
 
-  const made = async (path: string, body: object): Promise<any> => {
-    const reply = await app.key.post(path, body)
-    assert.ok(reply.status < 300, `${path} ${JSON.stringify(reply.body)}`)
-    return reply.body
-  }
+  const made = (path: string, body: object): Promise<any> => postedBy(app.key, path, body)
   const aCase = async () => (await made('/cases', { title: 'A claim' })).id as string
   const playbook = async (...steps: object[]) => ({
     case_id: await aCase(),

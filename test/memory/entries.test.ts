@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
 import { eventually, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { at, createStore, entriesOf, eventsOf, memoriesOf, remote, startAngles, state } from './support.ts'
 
@@ -160,9 +161,7 @@ describe('writing facts', () => {
     const first = await state(key, store, at(0, 'dry'))
     const dry = async (content: string, more: object = {}) => {
       const body = { memory_store_id: store, content, dry_run: true, ...more }
-      const reply = await key.post('/memory-entries', body)
-      assert.equal(reply.status, 200, JSON.stringify(reply.body))
-      return reply.body
+      return createdBy(key, '/memory-entries', body, 200)
     }
     const skipped = await dry(at(5, 'dry'))
     assert.deepEqual(

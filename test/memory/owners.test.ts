@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
 import { refused as expectRefusal } from '../execution/tool-target.ts'
 import { type Client, client, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { at, createStore, entriesOf, eventsOf, memoriesOf, remote, startAngles, state } from './support.ts'
 
@@ -17,11 +18,10 @@ describe('memories of end users', () => {
 
   const actor = async (more: object = {}): Promise<string> =>
     (await key.post('/actors', { name: 'somebody', ...more })).body.id
-  const found = async (query: string, more: object = {}): Promise<string[]> => {
-    const { status, body } = await key.post('/knowledge/search', { query, memory_store_ids: [store], ...more })
-    assert.equal(status, 200, JSON.stringify(body))
-    return body.results.map(({ memory_id }: any) => memory_id).sort()
-  }
+  const found = async (query: string, more: object = {}): Promise<string[]> =>
+    (await createdBy(key, '/knowledge/search', { query, memory_store_ids: [store], ...more }, 200)).results
+      .map(({ memory_id }: any) => memory_id)
+      .sort()
 
   it('are marked by who states them, and stay so', async () => {
     const ann = await actor()

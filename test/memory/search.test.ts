@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
 import { type Client, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { createStore, state } from './support.ts'
 
@@ -11,11 +12,7 @@ describe('searching memories', () => {
     key = (await app.projectWith(['memories:*', 'documents:*', 'knowledge:SearchKnowledge'])).key
   })
 
-  const search = async (body: object) => {
-    const reply = await key.post('/knowledge/search', body)
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body.results as any[]
-  }
+  const search = async (body: object) => (await createdBy(key, '/knowledge/search', body, 200)).results as any[]
   const contents = async (body: object) => (await search(body)).map(({ content }) => content)
   const document = async (content: string, more: object = {}) =>
     assert.equal((await key.post('/documents', { content, ...more })).status, 201)

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import type { Client, TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer, vectorOf } from '../support/embedding-server.ts'
+import { createdBy } from '../support/replies.ts'
 
 export const DIMENSIONS = 64
 
@@ -35,9 +36,7 @@ function angled(text: string): number[] {
 }
 
 export async function createStore(key: Client, more: object = {}): Promise<string> {
-  const { status, body } = await key.post('/memory-stores', { name: 'Facts', ...more })
-  assert.equal(status, 201, JSON.stringify(body))
-  return body.id
+  return (await createdBy(key, '/memory-stores', { name: 'Facts', ...more })).id
 }
 
 /** States a fact and returns the entry. */

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { graphOf, step } from '../automation/orchestration-support.ts'
 import { startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import {
   collect,
@@ -24,11 +25,9 @@ describe('tasks of A2A clients of an orchestration', () => {
   const app = forSuite(() => startApp({ env: ENV, workers: ['orchestration'] }))
   const project = forSuite(() => app.projectWith(RUN_ACTIONS))
 
-  const made = async (graph: object) => {
-    const reply = await app.admin.post('/orchestrations', { project_id: project.id, name: 'Refund', a2a, ...graph })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body.id as string
-  }
+  const made = async (graph: object) =>
+    (await createdBy(app.admin, '/orchestrations', { project_id: project.id, name: 'Refund', a2a, ...graph }))
+      .id as string
   const greeting = () => made(graphOf([step('greet', { expression: { cat: ['Hello ', { var: 'input.name' }] } })]))
   const asking = (fields: object = {}) =>
     made(graphOf([{ id: 'ask', type: 'human', prompt: 'May it be refunded?', ...fields }]))

@@ -11,6 +11,7 @@ import { insertClient, insertGrant } from '#identity/grants/store.ts'
 import { eventually, type TestApp } from './app.ts'
 import { propose } from './approvals.ts'
 import { createBody, type Described, describedOperations, type Ids, randomOf, withoutSharing } from './fuzz.ts'
+import { postedBy } from './replies.ts'
 
 type Json = Record<string, any>
 
@@ -32,11 +33,7 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   const described = new Map(describedOperations(document).map(each => [each.id, each]))
   const random = randomOf(1)
   const ids: Ids = { own: {}, foreign: {}, messages: [] }
-  const send = async (path: string, body?: object) => {
-    const made = await app.admin.post(path, body)
-    assert.ok(made.status < 300, `${path} ${JSON.stringify(body)} ${JSON.stringify(made.body)}`)
-    return made.body
-  }
+  const send = (path: string, body?: object) => postedBy(app.admin, path, body)
   const creates = operations
     .all()
     .filter(({ shape, path, answers }) => shape === 'create' && 201 in answers && !path.includes('{'))

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { parseExactJson } from '#core/base/exact-json.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { postedBy } from '../support/replies.ts'
 import type { Plan } from '../support/vendors/plan.ts'
 import { profiles, providerFields } from '../support/vendors/profiles.ts'
 import { type Recorded, type Simulators, startSimulators } from '../support/vendors/server.ts'
@@ -41,11 +42,7 @@ describe('answers of vendors', () => {
   })
   after(() => Promise.all([app?.close(), simulators?.close(), tools?.close()]))
 
-  const made = async (path: string, body: object) => {
-    const reply = await key.post(path, body)
-    assert.ok(reply.status < 300, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (path: string, body: object) => postedBy(key, path, body)
 
   /** A provider with its own lane at a simulator. */
   const vendor = async (profile: string) => {

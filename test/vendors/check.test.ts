@@ -4,6 +4,7 @@ import { User } from '../cli/support.ts'
 import { type Client, client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { runWeb } from '../support/hosts.ts'
 import { GARBAGE_FLAGS, startProcess, type TestProcess } from '../support/processes.ts'
+import { postedBy } from '../support/replies.ts'
 import type { Reply } from '../support/vendors/plan.ts'
 import { laneOf, type Profile, processSettings, profiles, providerFields } from '../support/vendors/profiles.ts'
 import type { Call } from '../support/vendors/rules.ts'
@@ -42,11 +43,7 @@ describe('checks of providers by capabilities', function () {
   let web: TestProcess
   /** Returns a key that may only do this with providers. */
   let narrow: (actions: string[]) => Promise<Client>
-  const made = async (path: string, body: object): Promise<Json> => {
-    const reply = await key.post(path, body)
-    assert.ok(reply.status < 300, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (path: string, body: object): Promise<Json> => postedBy(key, path, body)
   const providerOf = async (profile: Profile, fields: object = {}, lane = laneOf(profile)): Promise<string> => {
     const secret = await made('/secrets', { name: lane, value: lane })
     const made_ = await made('/ai-providers', {

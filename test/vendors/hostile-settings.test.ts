@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { type Client, eventually, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
@@ -61,17 +62,16 @@ describe('providers that several callers share', function () {
     vendor.answer = () => ({ body: COMPLETION })
   })
 
-  const providerOf = async (fields: object = {}): Promise<string> => {
-    const made = await key.post('/ai-providers', {
-      name: 'shared',
-      provider: 'custom',
-      default_model: 'm',
-      base_url: vendor.url,
-      ...fields,
-    })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body.id
-  }
+  const providerOf = async (fields: object = {}): Promise<string> =>
+    (
+      await createdBy(key, '/ai-providers', {
+        name: 'shared',
+        provider: 'custom',
+        default_model: 'm',
+        base_url: vendor.url,
+        ...fields,
+      })
+    ).id
   const complete = (by: Client, id: string, fields: object): Promise<{ status: number; body: Json }> =>
     by.post('//openai/v1/chat/completions', {
       model: `${id}/m`,
