@@ -15,7 +15,7 @@ describe('durable firings', function () {
   this.timeout(90_000)
   const app = forSuite(() => startTriggerApp({ workers: [] }))
   const key = forSuite(() => app.key)
-  let double: ReturnType<typeof doubleClient>
+  const double = forSuite(() => doubleClient(app.double))
   const processes: TestProcess[] = []
   const worker = async (env: Record<string, string> = {}, kinds = ['trigger', 'generation']) => {
     const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, kinds)
@@ -45,10 +45,6 @@ describe('durable firings', function () {
       select id from pgboss.job_common
       where name = 'trigger.fire' and state in ('created', 'active', 'retry') and data ->> 'project_id' = ${app.projectId}`)
   const keys = () => app.target.requests.map(({ headers }) => headers['idempotency-key'])
-
-  before(async () => {
-    double = doubleClient(app.double)
-  })
   beforeEach(() => {
     app.target.requests.length = 0
     app.target.answer = json({ ok: true })

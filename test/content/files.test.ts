@@ -5,14 +5,13 @@ import { newId } from '#core/base/ids.ts'
 import { sql } from '#core/db/sql.ts'
 import { type Client, client, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
-import { createdBy } from '../support/replies.ts'
+import { codeOf, createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { statementsOf } from './documents-support.ts'
 import { download, formOf, sendForm, upload } from './file-support.ts'
 
 const unknown = 'file_00000000000000000000000000'
 const allow = (action: string[], ...resource: string[]) => ({ statement: [{ effect: 'Allow', action, resource }] })
-const code = (reply: { body: any }) => reply.body?.error?.code
 const problem = (reply: { body: any }) => reply.body?.error?.meta?.problems?.[0]
 
 describe('files', () => {
@@ -130,7 +129,7 @@ describe('files', () => {
       ]) {
         const made = await key.post('/files', body)
         assert.equal(made.status, 400, JSON.stringify(body).slice(0, 90))
-        assert.equal(code(made), 'VALIDATION_FAILED')
+        assert.equal(codeOf(made), 'VALIDATION_FAILED')
       }
     })
 
@@ -157,7 +156,7 @@ describe('files', () => {
       const first = await record({ prefix: '/a', filename: 'x.txt' })
       const second = await key.post('/files', { prefix: 'a/', filename: 'x.txt' })
       assert.deepEqual(
-        [second.status, code(second), second.body.error.meta],
+        [second.status, codeOf(second), second.body.error.meta],
         [409, 'NAME_CONFLICT', { path: '/a/x.txt' }],
       )
       assert.equal((await key.get(`/files/${first.id}`)).status, 200)
@@ -189,7 +188,7 @@ describe('files', () => {
       })
       if (made.status !== 201) assert.fail(JSON.stringify(made.body))
       const over = await full.key.post('/files', { filename: 'a', size: 11 })
-      assert.deepEqual([over.status, code(over)], [409, 'QUOTA_STORAGE_EXCEEDED'])
+      assert.deepEqual([over.status, codeOf(over)], [409, 'QUOTA_STORAGE_EXCEEDED'])
       assert.deepEqual(over.body.error.meta, {
         quota_id: made.body.id,
         metric: 'storage_bytes',
@@ -199,7 +198,7 @@ describe('files', () => {
       assert.equal((await full.key.get('/files')).body.total, 0)
       assert.equal((await full.key.post('/files', { filename: 'a', size: 10 })).status, 201)
       const big = await upload(app.url, full.key, { bytes: 'x'.repeat(11) })
-      assert.deepEqual([big.status, code(big)], [409, 'QUOTA_STORAGE_EXCEEDED'])
+      assert.deepEqual([big.status, codeOf(big)], [409, 'QUOTA_STORAGE_EXCEEDED'])
       assert.equal((await app.rows("select 1 from file_blobs where state = 'staging'")).length, 0)
       assert.equal((await upload(app.url, full.key, { bytes: 'x'.repeat(10) })).status, 201)
     })
@@ -240,7 +239,7 @@ describe('files', () => {
         }),
       ]) {
         assert.equal(reply.status, 404)
-        assert.equal(code(reply), 'RESOURCE_NOT_FOUND')
+        assert.equal(codeOf(reply), 'RESOURCE_NOT_FOUND')
       }
       assert.equal((await app.anonymous.get(`/files/${made.id}`)).status, 401)
       assert.equal((await app.anonymous.get(`/files/${made.id}/download`)).status, 401)
@@ -410,7 +409,7 @@ describe('files', () => {
         await denied.post('/files/upload/base64', { content: '', prefix, filename: name }),
         await denied.post('/files/presigned-url', { prefix, filename: name }),
       ])
-        assert.deepEqual([refused.status, code(refused)], [403, 'FORBIDDEN'])
+        assert.deepEqual([refused.status, codeOf(refused)], [403, 'FORBIDDEN'])
       const both = await denied.post('/files', { prefix, filename: 'open.txt', name })
       assert.deepEqual([both.status, both.body.path], [201, '/kept/open.txt'])
       assert.equal((await form({ filename: 'open2.txt' })).body.path, '/kept/open2.txt')
@@ -459,7 +458,7 @@ describe('files', () => {
       ])
         assert.equal((await key.patch(`/files/${a.id}/metadata`, body)).status, 400, JSON.stringify(body))
       const taken = await key.patch(`/files/${a.id}/metadata`, { filename: 'b' })
-      assert.deepEqual([taken.status, code(taken), taken.body.error.meta], [409, 'NAME_CONFLICT', { path: '/c/b' }])
+      assert.deepEqual([taken.status, codeOf(taken), taken.body.error.meta], [409, 'NAME_CONFLICT', { path: '/c/b' }])
       assert.equal((await key.get(`/files/${a.id}`)).body.path, '/c/a')
     })
 
@@ -468,7 +467,7 @@ describe('files', () => {
       const etag = (await key.get(`/files/${made.id}`)).headers.get('etag') as string
       assert.equal((await key.patch(`/files/${made.id}/metadata`, { metadata: {} }, { 'if-match': etag })).status, 200)
       const stale = await key.patch(`/files/${made.id}/metadata`, { metadata: {} }, { 'if-match': etag })
-      assert.deepEqual([stale.status, code(stale)], [412, 'PRECONDITION_FAILED'])
+      assert.deepEqual([stale.status, codeOf(stale)], [412, 'PRECONDITION_FAILED'])
     })
 
     it('keeps tags, and emits events with them', async () => {
@@ -568,7 +567,7 @@ describe('files', () => {
     it('obeys If-Match, and counts the added bytes against the quota', async () => {
       const made = await stored('12345')
       const stale = await put(made.id, 'x', { 'if-match': '"nonsense"' })
-      assert.deepEqual([stale.status, code(stale)], [412, 'PRECONDITION_FAILED'])
+      assert.deepEqual([stale.status, codeOf(stale)], [412, 'PRECONDITION_FAILED'])
       assert.equal((await download(app.url, key.token, made.id)).bytes.toString(), '12345')
       const full = await app.project()
       await app.admin.post('/quotas', {
@@ -581,21 +580,21 @@ describe('files', () => {
       const small = (await upload(app.url, full.key, { bytes: '12345' })).body
       assert.equal((await put(small.id, '1234567890', {}, full.key)).status, 200)
       const over = await put(small.id, '1234567890123456', {}, full.key)
-      assert.deepEqual([over.status, code(over)], [409, 'QUOTA_STORAGE_EXCEEDED'])
+      assert.deepEqual([over.status, codeOf(over)], [409, 'QUOTA_STORAGE_EXCEEDED'])
       assert.equal((await download(app.url, full.key.token, small.id)).bytes.toString(), '1234567890')
       await app.rows(
         'insert into storage_snapshots (project_id, day, bytes, chunk_count) values ($1, current_date, 6, 0)',
         [full.id],
       )
       const started = app.statements.length
-      assert.equal(code(await put(small.id, '', {}, full.key)), 'QUOTA_STORAGE_EXCEEDED')
+      assert.equal(codeOf(await put(small.id, '', {}, full.key)), 'QUOTA_STORAGE_EXCEEDED')
       assert.ok(!app.statements.slice(started).some(text => text.includes('file_blob')), 'before a byte is read')
     })
 
     it('refuses encodings and bodies that are no form', async () => {
       const made = await record()
       const encoded = await put(made.id, 'x', { 'content-encoding': 'gzip' })
-      assert.deepEqual([encoded.status, code(encoded)], [415, 'REQUEST_REJECTED'])
+      assert.deepEqual([encoded.status, codeOf(encoded)], [415, 'REQUEST_REJECTED'])
       const empty = await sendForm(app.url, key.token, `/files/${made.id}/content`, formOf([['a', 'b']]), {
         method: 'PUT',
       })
@@ -639,7 +638,7 @@ describe('files', () => {
         await sendForm(app.url, key.token, `/files/${file}/content`, formOf([{ bytes: 'x' }]), { method: 'PUT' }),
       ]
       for (const reply of refusals) {
-        assert.deepEqual([reply.status, code(reply)], [409, 'FILE_HAS_DEPENDENTS'])
+        assert.deepEqual([reply.status, codeOf(reply)], [409, 'FILE_HAS_DEPENDENTS'])
         assert.deepEqual(reply.body.error.meta, {
           counts: { documents: 1 },
           sample_ids: { documents: [made.id] },
@@ -723,11 +722,11 @@ describe('files', () => {
           round % 2 === 0
             ? await Promise.all([ingest(), remove()])
             : await Promise.all([remove(), ingest()]).then(([second, first]) => [first, second])
-        const outcome = `${ingested.status} ${code(ingested) ?? ''} ${removed.status} ${code(removed) ?? ''}`
+        const outcome = `${ingested.status} ${codeOf(ingested) ?? ''} ${removed.status} ${codeOf(removed) ?? ''}`
         if (removed.status === 204)
-          assert.deepEqual([ingested.status, code(ingested)], [400, 'FILE_NOT_FOUND'], outcome)
+          assert.deepEqual([ingested.status, codeOf(ingested)], [400, 'FILE_NOT_FOUND'], outcome)
         else {
-          assert.deepEqual([removed.status, code(removed)], [409, 'FILE_HAS_DEPENDENTS'], outcome)
+          assert.deepEqual([removed.status, codeOf(removed)], [409, 'FILE_HAS_DEPENDENTS'], outcome)
           assert.ok(ingested.status < 300, outcome)
         }
       }

@@ -17,12 +17,12 @@ import { queueMessage } from '#core/queues/queue.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { cloneTemplate } from '../support/postgres.ts'
 import { startProcess } from '../support/processes.ts'
+import { codeOf } from '../support/replies.ts'
 import { type S3, startS3 } from '../support/s3.ts'
 import { download, formOf, handmade, sendForm, sendRaw, upload } from './file-support.ts'
 
 const MIB = 1024 * 1024
 const HOUR = 3_600_000
-const code = (reply: { body: any }) => reply.body?.error?.code
 const sha256 = (bytes: Uint8Array) => createHash('sha256').update(bytes).digest('hex')
 const never = new AbortController().signal
 
@@ -386,8 +386,8 @@ describe('storage that is set up wrongly', () => {
         )
       const { key } = await app.project()
       const refused = await upload(app.url, key, { bytes: 'x' })
-      assert.deepEqual([refused.status, code(refused)], [500, 'FILE_STORAGE_MISCONFIGURED'])
-      assert.equal(code(await key.post('/files/upload/base64', { content: 'eA==' })), 'FILE_STORAGE_MISCONFIGURED')
+      assert.deepEqual([refused.status, codeOf(refused)], [500, 'FILE_STORAGE_MISCONFIGURED'])
+      assert.equal(codeOf(await key.post('/files/upload/base64', { content: 'eA==' })), 'FILE_STORAGE_MISCONFIGURED')
       const record = await key.post('/files', { filename: 'x' })
       assert.equal(record.status, 201)
       assert.equal((await key.get('/files')).body.total, 1)
@@ -509,10 +509,10 @@ describe('storage in a bucket', () => {
 
     s3.refuse = name => (name.startsWith('PUT') ? { status: 501, code: 'NotImplemented' } : null)
     const failed = await upload(app.url, key, { bytes: Buffer.alloc(20 * MIB), name: 'failed' })
-    assert.deepEqual([failed.status, code(failed)], [500, 'INTERNAL_ERROR'])
+    assert.deepEqual([failed.status, codeOf(failed)], [500, 'INTERNAL_ERROR'])
     assert.equal(s3.uploads.size, 0)
     const small = await upload(app.url, key, { bytes: 'x', name: 'failed' })
-    assert.deepEqual([small.status, code(small)], [500, 'INTERNAL_ERROR'])
+    assert.deepEqual([small.status, codeOf(small)], [500, 'INTERNAL_ERROR'])
     s3.refuse = () => null
     assert.equal((await upload(app.url, key, { bytes: 'x', name: 'failed' })).status, 201)
   })
@@ -560,7 +560,7 @@ describe('storage in a bucket', () => {
     s3.bucket = 'elsewhere'
     const missing = await upload(app.url, key, { bytes: 'x', name: 'm' })
     s3.bucket = 'files'
-    assert.deepEqual([missing.status, code(missing)], [500, 'FILE_STORAGE_MISCONFIGURED'])
+    assert.deepEqual([missing.status, codeOf(missing)], [500, 'FILE_STORAGE_MISCONFIGURED'])
     process.env.AWS_SECRET_ACCESS_KEY = 'wrong'
     const wrong = await startApp({
       env: {
@@ -576,7 +576,7 @@ describe('storage in a bucket', () => {
     process.env.AWS_SECRET_ACCESS_KEY = 'wrong'
     const refused = await upload(wrong.url, other, { bytes: 'x' })
     process.env.AWS_SECRET_ACCESS_KEY = s3.secretAccessKey
-    assert.deepEqual([refused.status, code(refused)], [500, 'FILE_STORAGE_MISCONFIGURED'])
+    assert.deepEqual([refused.status, codeOf(refused)], [500, 'FILE_STORAGE_MISCONFIGURED'])
     assert.ok(wrong.logs.some(line => line.includes('SignatureDoesNotMatch')))
     await wrong.close()
     for (const [status, reason] of [
@@ -586,7 +586,7 @@ describe('storage in a bucket', () => {
     ] as const) {
       s3.refuse = () => ({ status, code: reason })
       const denied = await upload(app.url, key, { bytes: 'x', name: reason })
-      assert.deepEqual([denied.status, code(denied)], [500, 'FILE_STORAGE_MISCONFIGURED'], reason)
+      assert.deepEqual([denied.status, codeOf(denied)], [500, 'FILE_STORAGE_MISCONFIGURED'], reason)
     }
   })
 
@@ -601,13 +601,13 @@ describe('storage in a bucket', () => {
     try {
       const regionless = await startApp({ env: bucket })
       const one = await upload(regionless.url, (await regionless.project()).key, { bytes: 'x' })
-      assert.deepEqual([one.status, code(one)], [500, 'FILE_STORAGE_MISCONFIGURED'])
+      assert.deepEqual([one.status, codeOf(one)], [500, 'FILE_STORAGE_MISCONFIGURED'])
       assert.ok(regionless.logs.some(line => line.includes('Region is missing')))
       await regionless.close()
       for (const name of credentials) delete process.env[name]
       const anonymous = await startApp({ env: { ...bucket, FILES_S3_REGION: 'eu-central-1' } })
       const two = await upload(anonymous.url, (await anonymous.project()).key, { bytes: 'x' })
-      assert.deepEqual([two.status, code(two)], [500, 'FILE_STORAGE_MISCONFIGURED'])
+      assert.deepEqual([two.status, codeOf(two)], [500, 'FILE_STORAGE_MISCONFIGURED'])
       assert.ok(anonymous.logs.some(line => line.includes('CredentialsProviderError')))
       await anonymous.close()
     } finally {

@@ -3,11 +3,10 @@ import { createHash } from 'node:crypto'
 import { deleteEndedTokens } from '#content/files/store.ts'
 import { manualClock } from '#core/base/clock.ts'
 import { type Client, client, startApp } from '../support/app.ts'
-import { createdBy } from '../support/replies.ts'
+import { codeOf, createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { download, formOf, handmade, type Part, sendForm, sendRaw } from './file-support.ts'
 
-const code = (reply: { body: any }) => reply.body?.error?.code
 const problem = (reply: { body: any }) => reply.body?.error?.meta?.problems?.[0]
 
 describe('upload tokens', () => {
@@ -47,7 +46,7 @@ describe('upload tokens', () => {
       after: 'destroy',
     })
     assert.ok('status' in reply, 'answered although the body never came')
-    return [reply.status, code(reply)]
+    return [reply.status, codeOf(reply)]
   }
 
   before(async () => {
@@ -115,7 +114,7 @@ describe('upload tokens', () => {
       ['files:UploadFile', 'api_key', keyId, 'upload_token', project],
     )
     const again = await send(upload_token, [{ bytes: 'x', name: 'other' }])
-    assert.deepEqual([again.status, code(again)], [409, 'UPLOAD_TOKEN_USED'])
+    assert.deepEqual([again.status, codeOf(again)], [409, 'UPLOAD_TOKEN_USED'])
     assert.ok(!app.logs.some(line => line.includes(upload_token)))
   })
 
@@ -181,13 +180,13 @@ describe('upload tokens', () => {
       Array.from({ length: 10 }, (_, index) => send(upload_token, [{ bytes: `x${index}`, name: `r${index}.txt` }])),
     )
     assert.deepEqual(race.map(({ status }) => status).sort(), [201, ...Array(9).fill(409)])
-    for (const reply of race) if (reply.status === 409) assert.equal(code(reply), 'UPLOAD_TOKEN_USED')
+    for (const reply of race) if (reply.status === 409) assert.equal(codeOf(reply), 'UPLOAD_TOKEN_USED')
     assert.equal((await key.get('/files?path_prefix=/race')).body.total, 1)
   })
 
   it('are judged before the body is read: unknown, used, expired', async () => {
     const unknown = await send(`upt_${'x'.repeat(43)}`, [{ bytes: 'x' }])
-    assert.deepEqual([unknown.status, code(unknown)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
+    assert.deepEqual([unknown.status, codeOf(unknown)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
     for (const odd of ['nonsense', '%00', '%F0%9F%99%82', 'x'.repeat(5000)])
       assert.equal((await app.anonymous.post(`/files/upload/${odd}`, {})).status, 404, odd.slice(0, 20))
     const { upload_token } = await issue({ expires_in_seconds: 60 })
@@ -210,9 +209,9 @@ describe('upload tokens', () => {
     assert.ok('status' in done)
     assert.equal(done.status, 201)
     const late = await send(upload_token, [{ bytes: 'x', name: name() }])
-    assert.deepEqual([late.status, code(late)], [410, 'UPLOAD_TOKEN_EXPIRED'])
+    assert.deepEqual([late.status, codeOf(late)], [410, 'UPLOAD_TOKEN_EXPIRED'])
     assert.equal(
-      code(await send(used.upload_token, [{ bytes: 'x' }])),
+      codeOf(await send(used.upload_token, [{ bytes: 'x' }])),
       'UPLOAD_TOKEN_USED',
       'used comes before expired',
     )
@@ -248,7 +247,7 @@ describe('upload tokens', () => {
       window: 'current',
     })
     const over = await send(upload_token, [{ bytes: 'x'.repeat(11) }])
-    assert.deepEqual([over.status, code(over)], [409, 'QUOTA_STORAGE_EXCEEDED'])
+    assert.deepEqual([over.status, codeOf(over)], [409, 'QUOTA_STORAGE_EXCEEDED'])
     assert.equal((await send(upload_token, [{ bytes: 'x'.repeat(10) }])).status, 201)
     const late = await issue({}, full.key)
     await app.rows(
@@ -275,13 +274,13 @@ describe('upload tokens', () => {
       document: { statement: [{ effect: 'Allow', action: ['files:*'], resource: [`srn:${project}:file:/other/*`] }] },
     })
     const moved = await send(later.upload_token, [{ bytes: 'x', name: name() }])
-    assert.deepEqual([moved.status, code(moved)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
+    assert.deepEqual([moved.status, codeOf(moved)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
     await app.admin.put(`/policies/${policy.id}`, {
       document: { statement: [{ effect: 'Allow', action: ['files:GetFile'], resource: ['*'] }] },
     })
     assert.deepEqual(await beforeBody(last.upload_token), [404, 'UPLOAD_TOKEN_NOT_FOUND'])
     const lost = await send(last.upload_token, [{ bytes: 'x', name: name() }])
-    assert.deepEqual([lost.status, code(lost)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
+    assert.deepEqual([lost.status, codeOf(lost)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
   })
 
   it('are held to what policies say of the tags that come with the file', async () => {
@@ -300,7 +299,7 @@ describe('upload tokens', () => {
     const { upload_token } = await issue({}, client(app.url, made.body.secret))
     const tagged = (team: string) => send(upload_token, [['tags', `{"team":"${team}"}`], { bytes: 'x', name: name() }])
     const refused = await tagged('red')
-    assert.deepEqual([refused.status, code(refused)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
+    assert.deepEqual([refused.status, codeOf(refused)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
     assert.equal((await tagged('blue')).status, 201)
   })
 
@@ -308,12 +307,12 @@ describe('upload tokens', () => {
     const { id, key: bound, keyId } = await app.project()
     const one = await issue({}, bound)
     assert.equal((await app.admin.delete(`/project-keys/${keyId}`)).status, 204)
-    assert.equal(code(await send(one.upload_token, [{ bytes: 'x' }])), 'UPLOAD_TOKEN_NOT_FOUND')
+    assert.equal(codeOf(await send(one.upload_token, [{ bytes: 'x' }])), 'UPLOAD_TOKEN_NOT_FOUND')
     const two = await issue({ project_id: id }, app.admin)
     const three = await issue({ project_id: id }, app.admin)
     assert.equal((await send(two.upload_token, [{ bytes: 'x', name: name() }])).status, 201)
     assert.equal((await app.admin.delete(`/projects/${id}?force=true`)).status, 204)
-    assert.equal(code(await send(three.upload_token, [{ bytes: 'x' }])), 'UPLOAD_TOKEN_NOT_FOUND')
+    assert.equal(codeOf(await send(three.upload_token, [{ bytes: 'x' }])), 'UPLOAD_TOKEN_NOT_FOUND')
   })
 
   it('are forgotten a day after their end', async () => {
@@ -321,9 +320,9 @@ describe('upload tokens', () => {
     assert.equal((await send(used.upload_token, [{ bytes: 'x', name: name() }])).status, 201)
     const open = await issue({ expires_in_seconds: 3600 })
     await deleteEndedTokens(app.services.pool, new Date(clock.now().getTime() - 1))
-    assert.equal(code(await send(used.upload_token, [{ bytes: 'x' }])), 'UPLOAD_TOKEN_USED')
+    assert.equal(codeOf(await send(used.upload_token, [{ bytes: 'x' }])), 'UPLOAD_TOKEN_USED')
     await deleteEndedTokens(app.services.pool, new Date(clock.now().getTime() + 1))
-    assert.equal(code(await send(used.upload_token, [{ bytes: 'x' }])), 'UPLOAD_TOKEN_NOT_FOUND')
+    assert.equal(codeOf(await send(used.upload_token, [{ bytes: 'x' }])), 'UPLOAD_TOKEN_NOT_FOUND')
     assert.equal((await send(open.upload_token, [{ bytes: 'x', name: name() }])).status, 201)
   })
 })

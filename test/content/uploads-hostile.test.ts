@@ -7,13 +7,13 @@ import { sendFile as answerDownload, downloadBase64 } from '#content/files/downl
 import { fileKind } from '#content/files/model.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { eventually, startApp } from '../support/app.ts'
+import { codeOf } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 import { download, formOf, handmade, sendForm, sendRaw, upload } from './file-support.ts'
 
 const MAX = 3_000_000
 /** The longest pause of a client, far above pauses of a busy machine. */
 const IDLE = 1000
-const code = (reply: { body: any }) => reply.body?.error?.code
 
 describe('uploads of clients that are slow, broken or hostile', function () {
   this.timeout(60_000)
@@ -134,7 +134,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
       await begun({ method: 'PUT', path: `/files/${file.id}/content` }, 'key', ownerProject),
     ]
     assert.deepEqual(
-      outcomes.map(outcome => ('status' in outcome ? [outcome.status, code(outcome)] : outcome.error)),
+      outcomes.map(outcome => ('status' in outcome ? [outcome.status, codeOf(outcome)] : outcome.error)),
       [
         [401, 'UNAUTHORIZED'],
         [404, 'UPLOAD_TOKEN_NOT_FOUND'],
@@ -354,7 +354,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
         pieces: [form],
       })
       assert.ok('status' in sent)
-      assert.deepEqual([sent.status, code(sent)], [415, 'REQUEST_REJECTED'])
+      assert.deepEqual([sent.status, codeOf(sent)], [415, 'REQUEST_REJECTED'])
       const json = async (body: Buffer) =>
         sendRaw(app.url, {
           path: '/files/upload/base64',
@@ -364,7 +364,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
         })
       const bomb = await json(gzipSync(`{"content":"${'A'.repeat(30_000_000)}"}`))
       assert.ok('status' in bomb)
-      assert.deepEqual([bomb.status, code(bomb)], [413, 'REQUEST_REJECTED'], 'small on the wire alone')
+      assert.deepEqual([bomb.status, codeOf(bomb)], [413, 'REQUEST_REJECTED'], 'small on the wire alone')
       const packed = await json(gzipSync('{"content":"eA==","filename":"packed.txt"}'))
       assert.ok('status' in packed)
       assert.deepEqual([packed.status, packed.body.size], [201, 1], 'JSON is not the file')
@@ -403,7 +403,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
       for (const [what, parts] of Object.entries(cases)) {
         const reply = await sendParts(...parts)
         assert.deepEqual(
-          [reply.status, code(reply)],
+          [reply.status, codeOf(reply)],
           [400, 'VALIDATION_FAILED'],
           `${what} ${JSON.stringify(reply.body)}`,
         )

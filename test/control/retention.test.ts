@@ -1,12 +1,11 @@
 import assert from 'node:assert/strict'
 import { contentSweepHandler } from '#execution/generations/erase/expire-content.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
-import { eventually, type Reply } from '../support/app.ts'
+import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-import { createdBy } from '../support/replies.ts'
+import { createdBy, refusalOf } from '../support/replies.ts'
 
-const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
 const SOON = { CONTENT_RETENTION_SWEEP_INTERVAL_MS: '1000' }
 
 describe('content', function () {
@@ -77,7 +76,7 @@ describe('content', function () {
       await app.key.delete(`/generations/${id}/content`),
       await app.key.post(`/actors/${actor}/purge-content`),
     ]) {
-      assert.deepEqual(code(refused), [409, 'CONTENT_ON_HOLD'])
+      assert.deepEqual(refusalOf(refused), [409, 'CONTENT_ON_HOLD'])
       assert.equal(refused.body.error.meta.content_hold_until, until)
     }
     // A project without a hold shows that the sweep has been there.

@@ -1,14 +1,13 @@
 import assert from 'node:assert/strict'
 import { retentionSweepQueue } from '#core/work/sweeps.ts'
 import { startAgentApp } from '../execution/fixtures.ts'
-import { eventually, type Reply } from '../support/app.ts'
+import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-import { postedBy } from '../support/replies.ts'
+import { postedBy, refusalOf } from '../support/replies.ts'
 import { placesOf } from '../support/search-everywhere.ts'
 import { forSuite } from '../support/suite.ts'
 
-const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
 const FAST = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1' }
 
 describe('the purge of what an end user said', function () {
@@ -90,7 +89,7 @@ describe('the purge of what an end user said', function () {
       await app.key.post(`/actors/${actor}/merge`, { into_actor_id: into }),
       await app.key.post(`/actors/${into}/merge`, { into_actor_id: actor }),
     ])
-      assert.deepEqual(code(refused), [409, 'ACTOR_HAS_MESSAGES'])
+      assert.deepEqual(refusalOf(refused), [409, 'ACTOR_HAS_MESSAGES'])
     await steadyEraser()
     await done()
     assert.equal((await entries(actor)).length, 1)

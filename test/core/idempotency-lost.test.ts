@@ -8,6 +8,7 @@ import { json, startTarget } from '../execution/tool-target.ts'
 import { type Client, client, eventually, type Reply } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { startProcess } from '../support/processes.ts'
+import { scriptOf } from '../support/scripts.ts'
 import { forSuite } from '../support/suite.ts'
 
 const ACTIONS = [
@@ -49,8 +50,6 @@ const TABLES = [
     'trigger_firings',
   ],
 ]
-
-const script = (...replies: object[]) => `@double ${JSON.stringify(replies)}`
 const PICK = { tool_calls: [{ name: 'pick', args: {} }] }
 
 type Kept = { key: string; status: number | null; body: any; made: any; lease: number }
@@ -115,17 +114,17 @@ describe('POSTs with an Idempotency-Key whose web process is killed after their 
     const outputsOf = ({ required_action }: any) => ({
       tool_outputs: required_action.tool_calls.map(({ id }: any) => ({ tool_call_id: id, output: 1 })),
     })
-    const told = { prompt: script({ text: 'told' }) }
+    const told = { prompt: scriptOf({ text: 'told' }) }
     const path = `/agents/${picking}/generate`
     add('createAgentGeneration', path, told)
     add('createAgentGeneration', `${path}?wait=true`, told)
     add('createAgentGeneration', path, { ...told, stream: true })
-    const paused = () => generate(picking, { prompt: script(PICK, { text: 'picked' }) }).then(ok)
+    const paused = () => generate(picking, { prompt: scriptOf(PICK, { text: 'picked' }) }).then(ok)
     for (const stream of [false, true]) {
       const turn = await paused()
       add('submitAgentToolOutputs', `${path}/${turn.id}/tool-outputs`, { ...outputsOf(turn), stream })
     }
-    const broken = { prompt: script({ error: { status: 400, message: 'no' } }) }
+    const broken = { prompt: scriptOf({ error: { status: 400, message: 'no' } }) }
     retried = (await generate(app.agentId, broken)).body.error.meta.generation_id
     add('retryGeneration', `/generations/${retried}/retry`)
 
@@ -138,7 +137,7 @@ describe('POSTs with an Idempotency-Key whose web process is killed after their 
     add('sendSessionMessage', `/sessions/${await session()}/messages`, { message: 'hello' })
     const auto = await session(undefined, { auto_generate: true })
     add('sendSessionMessage', `/sessions/${auto}/messages?wait=true`, { message: told.prompt })
-    const pausing = await session(script(PICK, { text: 'picked' }))
+    const pausing = await session(scriptOf(PICK, { text: 'picked' }))
     const reply = await post(`/sessions/${pausing}/generate?wait=true`)
     add('submitSessionToolOutputs', `/sessions/${pausing}/tool-outputs`, {
       generation_id: reply.generation_id,
@@ -240,7 +239,7 @@ describe('POSTs with an Idempotency-Key whose web process is killed after their 
     const failing = () =>
       app.key.post(
         `/agents/${app.agentId}/generate?wait=true`,
-        { prompt: script({ error: { status: 400, message: 'no' } }) },
+        { prompt: scriptOf({ error: { status: 400, message: 'no' } }) },
         { 'idempotency-key': 'failing' },
       )
     const [one, two] = [await failing(), await failing()]

@@ -1,13 +1,12 @@
 import assert from 'node:assert/strict'
-import { eventually, type Reply } from '../support/app.ts'
-import { createdBy, postedBy } from '../support/replies.ts'
+import { eventually } from '../support/app.ts'
+import { createdBy, postedBy, refusalOf } from '../support/replies.ts'
+import { toolCall } from '../support/scripts.ts'
 import { forSuite } from '../support/suite.ts'
 import { startAgentApp } from './fixtures.ts'
 import { json, startTarget } from './tool-target.ts'
 
-const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
 const script = (...replies: object[]) => ({ prompt: `@double ${JSON.stringify(replies)}` })
-const call = (name: string, args: object = {}) => ({ tool_calls: [{ name, args }] })
 const text = (text: string) => ({ text })
 
 describe('guardrails and approvals in turns', () => {
@@ -94,7 +93,7 @@ describe('guardrails and approvals in turns', () => {
 
   it('stop the call of a client before it is handed over: there is no pause', async () => {
     const agent = await ruled({ class: 'D' }, [{ tool: { name: 'pick', type: 'client' } }])
-    const body = await generate(agent, script(call('pick'), text('so be it')))
+    const body = await generate(agent, script(toolCall('pick'), text('so be it')))
     assert.deepEqual([body.status, body.output.content], ['completed', 'so be it'])
     assert.equal((await results(body.id))[0].status, 'blocked')
   })
@@ -108,7 +107,7 @@ describe('guardrails and approvals in turns', () => {
       approval_evidence: { ticket: 7 },
       approval_predicted_impact: 5,
     }
-    const prompt = script(call('send', args), text('done'))
+    const prompt = script(toolCall('send', args), text('done'))
     const free = await generate(agent, { ...prompt, guardrail_context: { tenant: 'acme' } })
     assert.deepEqual((await results(free.id))[0], { ok: true })
     assert.deepEqual(JSON.parse(target.requests[0].body), { to: 'them', from: 'us' })
@@ -126,7 +125,7 @@ describe('guardrails and approvals in turns', () => {
 
   it('request an approval once for equal calls, and carry on with its outcome', async () => {
     const agent = await ruled({ class: 'C' }, [inline('refund')])
-    const prompt = script(call('refund', { amount: 500 }), text('waiting'))
+    const prompt = script(toolCall('refund', { amount: 500 }), text('waiting'))
     const [first, second] = [await generate(agent, prompt), await generate(agent, prompt)]
     assert.equal(first.output.content, 'waiting')
     const [{ approval_id }] = await results(first.id)
@@ -154,7 +153,9 @@ describe('guardrails and approvals in turns', () => {
   it('carry on in the session of the request, without holding it up', async () => {
     const agent = await ruled({ class: 'C' }, [inline('book')])
     const session = (await app.key.post('/sessions', { agent_id: agent })).body
-    await app.key.post(`/sessions/${session.id}/messages`, { message: script(call('book'), text('I asked')).prompt })
+    await app.key.post(`/sessions/${session.id}/messages`, {
+      message: script(toolCall('book'), text('I asked')).prompt,
+    })
     const { body } = await app.key.post(`/sessions/${session.id}/generate?wait=true`, {})
     assert.equal(body.content, 'I asked')
     const [{ approval_id }] = await results(body.generation_id)
@@ -170,7 +171,7 @@ describe('guardrails and approvals in turns', () => {
 
   it('hand an approved call of a client to it, exactly with the approved arguments', async () => {
     const agent = await ruled({ class: 'C' }, [{ tool: { name: 'sign', type: 'client' } }])
-    const body = await generate(agent, script(call('sign', { page: 1 }), text('waiting')))
+    const body = await generate(agent, script(toolCall('sign', { page: 1 }), text('waiting')))
     assert.equal(body.status, 'completed')
     const [{ approval_id }] = await results(body.id)
     await app.admin.post(`/approvals/${approval_id}/approve`, { arguments: { page: 2 } })
@@ -184,7 +185,7 @@ describe('guardrails and approvals in turns', () => {
     const resumed = await app.key.post(path, { tool_outputs: outputs })
     assert.deepEqual([resumed.status, resumed.body.status], [200, 'completed'], JSON.stringify(resumed.body))
     assert.deepEqual(JSON.parse((await asked()).messages.at(-1).content), { signed: true })
-    assert.deepEqual(code(await app.key.post(path, { tool_outputs: outputs })), [404, 'GENERATION_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await app.key.post(path, { tool_outputs: outputs })), [404, 'GENERATION_NOT_FOUND'])
     assert.equal((await item(approval_id)).execution.status, 'succeeded')
   })
 
@@ -195,7 +196,7 @@ describe('guardrails and approvals in turns', () => {
     const body = (
       await app.admin.post(
         `/agents/${agent}/generate?wait=true`,
-        script(call('api_create-actor', { name: 'x', project_id: app.projectId }), text('waiting')),
+        script(toolCall('api_create-actor', { name: 'x', project_id: app.projectId }), text('waiting')),
       )
     ).body
     const [{ approval_id }] = await results(body.id)

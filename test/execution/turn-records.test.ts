@@ -1,13 +1,13 @@
 import assert from 'node:assert/strict'
 import { eventually } from '../support/app.ts'
 import { createdBy } from '../support/replies.ts'
+import { toolCall } from '../support/scripts.ts'
 import { forSuite } from '../support/suite.ts'
 import { startAgentApp } from './fixtures.ts'
 import { guardrail } from './guardrail-support.ts'
 import { json, startTarget } from './tool-target.ts'
 
 const script = (...replies: object[]) => ({ prompt: `@double ${JSON.stringify(replies)}` })
-const call = (name: string, args: object = {}) => ({ tool_calls: [{ name, args }] })
 const text = (text: string) => ({ text })
 
 describe('what turns with tools offer and record', () => {
@@ -54,7 +54,7 @@ describe('what turns with tools offer and record', () => {
     ])
     assert.equal(shown.approval_evidence.type, 'string')
     assert.deepEqual(Object.keys(free), ['amount'])
-    const body = await generate(agent, script(call('guarded', { approval_evidence: 'own' }), text('waits')))
+    const body = await generate(agent, script(toolCall('guarded', { approval_evidence: 'own' }), text('waits')))
     const [{ result }] = await resultsOf(body.id)
     const { body: item } = await app.key.get(`/approvals/${result.approval_id}`)
     assert.deepEqual([item.proposed_action.arguments, item.evidence], [{ approval_evidence: 'own' }, null])

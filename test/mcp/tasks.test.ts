@@ -3,6 +3,7 @@ import { edge, graphOf, madeOrchestration, step } from '../automation/orchestrat
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { json, startTarget } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
+import { scriptOf } from '../support/scripts.ts'
 import { forSuite } from '../support/suite.ts'
 import { openStream, tools, wire, withForms, withTasks } from './support.ts'
 
@@ -24,9 +25,7 @@ describe('tasks of /mcp', () => {
   after(async () => {
     await app?.close()
   })
-
-  const script = (...replies: object[]) => `@double ${JSON.stringify(replies)}`
-  const slow = (text: string) => script({ text, delay_ms: 1500 })
+  const slow = (text: string) => scriptOf({ text, delay_ms: 1500 })
   const get = async (taskId: string, capabilities: object = withForms) =>
     (await send('tasks/get', { taskId }, { capabilities: capabilities as never })).body
   const update = async (taskId: string, inputResponses: object) =>
@@ -73,7 +72,7 @@ describe('tasks of /mcp', () => {
   })
 
   it('returns the current record after the wait timeout, and the work continues', async () => {
-    const args = { agent_id: app.agentId, prompt: script({ text: 'done', delay_ms: 9000 }) }
+    const args = { agent_id: app.agentId, prompt: scriptOf({ text: 'done', delay_ms: 9000 }) }
     const result = await call('create-agent-generation', args)
     assert.equal(result.isError, undefined)
     assert.equal(result.structuredContent.status, 'in_progress')
@@ -85,7 +84,7 @@ describe('tasks of /mcp', () => {
   })
 
   it('returns failed work as a tool error', async () => {
-    const args = { agent_id: app.agentId, prompt: script({ error: { status: 400 }, delay_ms: 1500 }) }
+    const args = { agent_id: app.agentId, prompt: scriptOf({ error: { status: 400 }, delay_ms: 1500 }) }
     const task = await call('create-agent-generation', args, { capabilities: withTasks })
     const done = await until(task.taskId, 'completed')
     assert.equal(done.result.isError, true)
@@ -165,7 +164,7 @@ describe('tasks of /mcp', () => {
     }
     const { taskId } = await started('create-agent-generation', {
       agent_id: agent,
-      prompt: script(calls, { text: 'both' }),
+      prompt: scriptOf(calls, { text: 'both' }),
     })
     const waiting = await until(taskId, 'input_required')
     const [[key, { params }]] = Object.entries<any>(waiting.inputRequests)
@@ -197,7 +196,7 @@ describe('tasks of /mcp', () => {
         'create-agent-generation',
         {
           agent_id: agent,
-          prompt: script(
+          prompt: scriptOf(
             { tool_calls: [{ name: 'pay', args: { amount: accepted ? 7 : 8 } }] },
             { text: 'filed' },
             { text: 'after' },
@@ -234,7 +233,7 @@ describe('tasks of /mcp', () => {
     const filed = async (amount: number) => {
       const { taskId } = await started('create-agent-generation', {
         agent_id: agent,
-        prompt: script({ tool_calls: [{ name: 'pay', args: { amount } }] }, { text: 'filed' }, { text: 'after' }),
+        prompt: scriptOf({ tool_calls: [{ name: 'pay', args: { amount } }] }, { text: 'filed' }, { text: 'after' }),
       })
       const { inputRequests } = await until(taskId, 'input_required')
       return { taskId, key: Object.keys(inputRequests)[0] }

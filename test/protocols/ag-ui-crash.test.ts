@@ -12,12 +12,8 @@ const FAST = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1', PRO
 describe('runs of AG-UI clients after a lost process', function () {
   this.timeout(60_000)
   const app = forSuite(() => startAgentApp({ workers: [], actions: [...CHAT_ACTIONS, 'sessions:ListSessions'] }))
-  let double: ReturnType<typeof doubleClient>
+  const double = forSuite(() => doubleClient(app.double))
   const processes: TestProcess[] = []
-
-  before(async () => {
-    double = doubleClient(app.double)
-  })
   afterEach(() => Promise.all(processes.splice(0).map(each => each.kill())))
 
   const start = async (kind: 'web' | 'worker') => {

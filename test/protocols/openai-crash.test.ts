@@ -19,12 +19,8 @@ describe('the OpenAI mount: lost processes', function () {
       actions: ['agents:CreateAgentGeneration', 'generations:GetGeneration', 'generations:ListGenerations'],
     }),
   )
-  let double: ReturnType<typeof doubleClient>
+  const double = forSuite(() => doubleClient(app.double))
   const processes: TestProcess[] = []
-
-  before(async () => {
-    double = doubleClient(app.double)
-  })
   afterEach(() => Promise.all(processes.splice(0).map(each => each.kill())))
 
   const start = async (kind: 'web' | 'worker') => {

@@ -10,10 +10,7 @@ import { client, framesOf, piecesOf, tool, until } from './client.ts'
 
 describe('model double: acceptance', () => {
   const double = forSuite(startDouble)
-  let api: ReturnType<typeof client>
-  before(async () => {
-    api = client(double)
-  })
+  const api = forSuite(() => client(double))
 
   it('the same script and requests give byte-equal answers after a reset', async () => {
     const script = {

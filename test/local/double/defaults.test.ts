@@ -7,10 +7,7 @@ import { client, tool } from './client.ts'
 
 describe('model double: when no rule matches', () => {
   const double = forSuite(startDouble)
-  let api: ReturnType<typeof client>
-  before(async () => {
-    api = client(double)
-  })
+  const api = forSuite(() => client(double))
 
   const assistant = { role: 'assistant', content: 'x' }
 

@@ -6,10 +6,7 @@ import { client, until } from './client.ts'
 
 describe('model double: embeddings', () => {
   const double = forSuite(() => startDouble({ dims: 64 }))
-  let api: ReturnType<typeof client>
-  before(async () => {
-    api = client(double)
-  })
+  const api = forSuite(() => client(double))
 
   const ask = (body: Record<string, unknown>, lane = 'vectors') =>
     api.send('POST', '/v1/embeddings', { model: 'double-embed', ...body }, { 'x-double-lane': lane })

@@ -6,10 +6,7 @@ import { client, until } from './client.ts'
 
 describe('model double: gates', () => {
   const double = forSuite(startDouble)
-  let api: ReturnType<typeof client>
-  before(async () => {
-    api = client(double)
-  })
+  const api = forSuite(() => client(double))
 
   const open = (gate: string) => api.read('POST', `/control/gates/${gate}/open`)
   const waiting = (gate: string, count: number) => until(async () => (await api.gate(gate))?.waiting === count)

@@ -11,10 +11,7 @@ describe('model double: routes, lanes and log', () => {
   const double = forSuite(() =>
     startDouble({ scripts: [{ lane: 'given', fallback: { text: 'given lane' }, models: ['m-1'] }] }),
   )
-  let api: ReturnType<typeof client>
-  before(async () => {
-    api = client(double)
-  })
+  const api = forSuite(() => client(double))
 
   it('answers healthz', async () => {
     assert.deepEqual(await api.read('GET', '/healthz'), { ok: true })

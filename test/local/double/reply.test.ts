@@ -7,10 +7,7 @@ import { afterTool, client, piecesOf, tool } from './client.ts'
 
 describe('model double: replies', () => {
   const double = forSuite(startDouble)
-  let api: ReturnType<typeof client>
-  before(async () => {
-    api = client(double)
-  })
+  const api = forSuite(() => client(double))
 
   const put = (reply: Reply) => api.put('reply', { fallback: reply })
   const usage = { stream_options: { include_usage: true } }

@@ -6,10 +6,7 @@ import { afterTool, client, tool } from './client.ts'
 
 describe('model double: rules', () => {
   const double = forSuite(startDouble)
-  let api: ReturnType<typeof client>
-  before(async () => {
-    api = client(double)
-  })
+  const api = forSuite(() => client(double))
 
   const user = (content: unknown) => ({ role: 'user', content })
   const system = (content: string) => ({ role: 'system', content })
