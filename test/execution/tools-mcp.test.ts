@@ -191,7 +191,7 @@ describe('mcp tools', () => {
         })
         const { rpc_code, rpc_message, tool_status_code } = (await failing(id, 'throw')).meta
         assert.deepEqual([tool_status_code, rpc_code], [200, -32_050])
-        assert.match(rpc_message, /no such thing/)
+        assert.match(rpc_message, /unknown: /)
         assert.equal((await failing(id, 'unheard of')).meta.rpc_code, -32_602)
       })
 
