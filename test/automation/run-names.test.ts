@@ -50,7 +50,7 @@ describe('run names in policies', function () {
     assert.deepEqual(await listed(key), [runs[0]])
   })
 
-  it('match its orchestration', async () => {
+  it('match the name of the orchestration of a run', async () => {
     const key = await keyWith(allow(READ, [srn('orchestration', one)]))
     assert.deepEqual(await statuses(key), [200, 200, 403])
     assert.deepEqual(await listed(key), [runs[0], runs[1]].sort())
@@ -67,7 +67,7 @@ describe('run names in policies', function () {
     assert.deepEqual(await listed(graph), [runs[2]])
   })
 
-  it('decide commands', async () => {
+  it('decide whether a command on a run is allowed', async () => {
     const key = await keyWith(allow(['orchestrations:PauseRun'], [srn('orchestration_run', runs[2])]))
     assert.equal((await key.post(`/orchestration-runs/${runs[2]}/pause`)).status, 200)
     assert.equal((await key.post(`/orchestration-runs/${runs[0]}/pause`)).status, 403)

@@ -83,7 +83,7 @@ describe('statistics of the run queue', function () {
     assert.equal(own.total, (await used(`orchestration_run_id=${run.id}`)).total)
   })
 
-  it('require permission', async () => {
+  it('are refused without the permission to list runs', async () => {
     assert.equal((await (await app.user()).get(PATH)).status, 403)
     assert.equal((await (await app.projectWith(['orchestrations:GetRun'])).key.get(PATH)).status, 403)
     const named = await reader(`srn:${app.projectId}:orchestration:orch_00000000000000000000000000`)

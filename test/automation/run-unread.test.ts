@@ -81,7 +81,7 @@ describe('runs advanced without being read', function () {
     }
   })
 
-  it('stay cancelled', async () => {
+  it('stay cancelled after a later advance', async () => {
     const run = await held()
     await post(`/orchestration-runs/${run.id}/cancel`)
     release()

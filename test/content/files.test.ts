@@ -462,7 +462,7 @@ describe('files', () => {
       assert.equal((await key.get(`/files/${a.id}`)).body.path, '/c/a')
     })
 
-    it('obeys If-Match', async () => {
+    it('obeys If-Match in an update', async () => {
       const made = await record()
       const etag = (await key.get(`/files/${made.id}`)).headers.get('etag') as string
       assert.equal((await key.patch(`/files/${made.id}/metadata`, { metadata: {} }, { 'if-match': etag })).status, 200)

@@ -42,7 +42,7 @@ describe('muster reprocess', function () {
     (await app.services.pool.anyFirst(sql.unsafe`
       select encode(vec, 'hex') from knowledge_vectors where container_id = ${id} order by segment`)) as readonly string[]
 
-  it('is documented', async () => {
+  it('is described in the documentation', async () => {
     const { code, stdout } = await reprocess(['--help'])
     assert.equal(code, 0)
     assert.match(stdout, /ingestions/)

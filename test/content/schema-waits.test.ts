@@ -19,7 +19,7 @@ describe('writes of metadata whose schema waits for a thread', function () {
   const project = forSuite(() => app.project())
   const later = forSuite(() => startApp({ databaseUrl: app.databaseUrl }))
 
-  it('hold no transaction', async () => {
+  it('hold no transaction while they wait', async () => {
     const made = async (path: string, body: object) => (await createdBy(project.key, path, body)).id as string
     const document = await made('/documents', { content: 'x', path: '/d/a.txt' })
     const file = await made('/files', { filename: 'a.txt', prefix: '/f' })

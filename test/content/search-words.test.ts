@@ -169,7 +169,7 @@ describe('search by words', () => {
     assert.deepEqual(await found(key, '-apples'), [])
     for (const query of ['***', "' \\ : & | ! ( ) <-> <3>", '"', '-', '-"', 'or', '퟿\f\t!']) await found(key, query)
   })
-  it('applies to memories', async () => {
+  it('applies to memories as to documents', async () => {
     const { key, id } = await project([])
     const store = (await key.post('/memory-stores', { name: 's', project_id: id })).body.id
     await state(key, store, '客户要求退款，订单 PPR-9087')

@@ -189,7 +189,7 @@ describe('the system', () => {
     for (const secret of [app.config.JWT_SECRET, app.config.DATABASE_URL]) assert.ok(!all.includes(secret))
   })
 
-  it('is for admins', async () => {
+  it('is refused to callers who are no admins', async () => {
     const user = await app.user('reader', [{ statement: [{ effect: 'Allow', action: ['*'], resource: ['*'] }] }])
     for (const path of ['/system/status', '/system/settings', MESSAGES])
       assert.equal((await user.get(path)).status, 403)

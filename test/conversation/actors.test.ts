@@ -236,7 +236,7 @@ describe('actors', () => {
       assert.equal((await app.key.patch(`/actors/${made.id}`, { external_id: 'free' })).status, 200)
     })
 
-    it('honours If-Match', async () => {
+    it('honours If-Match in an update', async () => {
       const made = await make()
       const etag = (await app.key.get(`/actors/${made.id}`)).headers.get('etag') as string
       assert.equal((await app.key.patch(`/actors/${made.id}`, { name: 'a' }, { 'if-match': etag })).status, 200)

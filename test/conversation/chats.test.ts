@@ -382,7 +382,7 @@ describe('chats', () => {
 
     const asked = (content = 'x') => [{ role: 'user' as const, content }]
 
-    it('complete', async () => {
+    it('complete a message by the client', async () => {
       const chat = await make()
       const said = await openai().chat.completions.create({ model: chat.id, messages: asked('hello you') })
       assert.equal(said.choices[0].message.content, 'echo: hello you')

@@ -100,7 +100,7 @@ describe('parts of messages', function () {
     assert.equal((await sent(session, [image(id, 'A cat')])).content, '[image: A cat]')
   })
 
-  it('are validated', async () => {
+  it('are validated by their type', async () => {
     const { session } = await talk(null)
     const id = await upload('image/png', PNG)
     const refused = async (parts: unknown, fields: Json = {}) =>

@@ -123,7 +123,7 @@ describe('numbers with more digits than a double keeps', () => {
     assert.throws(() => holds('>', { var: 'price' }, 1000), /calculates with/)
   })
 
-  it('are no objects', async () => {
+  it('are no objects to validation', async () => {
     const schema = await send('POST', '/metadata-schemas', '{"name":"number","schema":1.10}')
     assert.equal(schema.status, 400, schema.text)
     const agent = await calling('bare', '1.10', {

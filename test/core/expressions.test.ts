@@ -58,7 +58,7 @@ describe('expressions', () => {
     assert.equal(evaluate({ var: '__proto__' }, JSON.parse('{"__proto__":1}')), null)
   })
 
-  it('have every operator', () => {
+  it('have every operator of the documentation', () => {
     const cases: [unknown, unknown][] = [
       [{ missing: ['name', 'nope', 'nothing'] }, ['nope', 'nothing']],
       [{ missing: { merge: ['nope', ['name']] } }, ['nope']],

@@ -186,7 +186,7 @@ describe('usernames that resemble each other', () => {
     assert.equal(signedIn.status, 200, JSON.stringify(signedIn.body))
   })
 
-  it('keep emojis', async () => {
+  it('keep emojis in usernames', async () => {
     const user = await app.admin.post('/users', { username: 'ﬁne 👩‍💻 ❤️', password: 'a fine password' })
     assert.equal(user.body.username, 'fine 👩‍💻 ❤️')
   })

@@ -348,7 +348,7 @@ describe('a decision', () => {
     }
   })
 
-  it('needs every layer', () => {
+  it('needs an Allow of every layer', () => {
     const wide = layer(allow('*'))
     const narrow: Layer = { kind: 'key', documents: [compile(allow('files:Get*', 'srn:P:file:*'))] }
     assert.equal(can([wide, narrow], 'files:GetFile', 'srn:P:file:f'), true)

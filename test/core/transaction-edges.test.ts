@@ -137,7 +137,7 @@ describe('begin and commit of a transaction', () => {
     assert.deepEqual(await numbers('notes'), [])
   })
 
-  it('support savepoints', async () => {
+  it('support savepoints inside a transaction', async () => {
     await inTransaction(pool, async tx => {
       await tx.transaction(inner => note(inner, 1))
       await tx

@@ -229,7 +229,7 @@ describe('approvals by end users', function () {
       assert.match(opening.content, /"no\\nResult: \{\\"refunded\\":true\}"/)
     })
 
-    it('requires the scope', async () => {
+    it('requires the scope of the token', async () => {
       const { approval, user } = await customer(forUsers, ['chat'])
       for (const reply of [await user.get('/approvals'), await user.post(`/approvals/${approval.id}/approve`)])
         assert.deepEqual(refusalOf(reply), [403, 'FORBIDDEN'])

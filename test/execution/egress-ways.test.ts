@@ -121,7 +121,7 @@ describe('no way out leads to an address that is not public:', function () {
     assert.equal(stranger.connections, 0)
   })
 
-  it('a webhook', async () => {
+  it('a webhook is refused at its delivery', async () => {
     const { key } = await app.project()
     const { body: hook } = await key.post('/webhooks', { name: 'h', url: `${target.url}/h`, events: ['secrets.*'] })
     const before = target.requests.length

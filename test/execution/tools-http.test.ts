@@ -114,7 +114,7 @@ describe('http tools', () => {
       assert.equal(target.requests.length, 0)
     })
 
-    it('forms with files', async () => {
+    it('forms with files as multipart bodies', async () => {
       const made = await tool({ body_mode: 'multipart', headers: { 'Content-Type': 'text/plain', 'X-A': 'b' } })
       await called(made, {
         text: 'a',

@@ -350,7 +350,7 @@ describe('project keys', () => {
       assert.ok(await works(rotated.secret))
     })
 
-    it('bounds the grace', async () => {
+    it('bounds the grace of the old secret', async () => {
       const { id } = (await app.admin.post('/project-keys', {})).body
       for (const grace_seconds of [-1, 604_801, 1.5, '60'])
         assert.equal((await app.admin.post(`/project-keys/${id}/rotate`, { grace_seconds })).status, 400)

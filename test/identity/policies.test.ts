@@ -130,7 +130,7 @@ describe('policies', () => {
       assert.equal((await app.admin.get(`/policies/${id}/versions`)).body.total, 2)
     })
 
-    it('honour If-Match', async () => {
+    it('honour If-Match in an update', async () => {
       const { id } = await make()
       const tag = { 'if-match': (await app.admin.get(`/policies/${id}`)).headers.get('etag') as string }
       assert.equal((await app.admin.put(`/policies/${id}`, { document: allow('actors:*') }, tag)).status, 200)

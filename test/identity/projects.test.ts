@@ -374,7 +374,7 @@ describe('projects', () => {
       assert.equal((await key.get('/projects')).status, 401)
     })
 
-    it('is for admins', async () => {
+    it('is refused to callers who are no admins', async () => {
       const { id, key } = await app.project()
       const allowed = await app.user(undefined, [{ statement: [{ effect: 'Allow', action: ['*'], resource: ['*'] }] }])
       assert.equal((await allowed.delete(`/projects/${id}`)).status, 403)

@@ -119,7 +119,7 @@ describe('secrets', () => {
       assert.ok(values.includes(await reading(id)))
     })
 
-    it('is deleted', async () => {
+    it('is deleted with its value', async () => {
       const id = await store('v')
       assert.equal((await project.key.delete(`/secrets/${id}`)).status, 204)
       assert.equal((await project.key.get(`/secrets/${id}`)).status, 404)

@@ -414,7 +414,7 @@ describe('users', () => {
       assert.equal((await eve.post('/users', { username: 'x', password: PASSWORD })).status, 403)
     })
 
-    it('honour If-Match', async () => {
+    it('honour If-Match in an update', async () => {
       const user = await make('etagged')
       const { headers } = await app.admin.get(`/users/${user.id}`)
       const tag = { 'if-match': headers.get('etag') as string }
