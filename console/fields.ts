@@ -10,9 +10,9 @@ const PREFIX = 'fields:'
 
 /**
  * Offers the schema of an operation's body as a module: `import fields from 'fields:createWebhook'`. So forms have the
- * fields, descriptions and limits of the API, and a view loads those of its own operations alone. Schemas of single
- * fields are resolved; what is nested deeper is edited as JSON and left out. `fields:createTool.execute` has the fields
- * of an object in the body, `fields:putProjectPrices.prices` those of the entries of a list.
+ * fields, descriptions and limits of the API, and a view loads the fields of its operations alone. Schemas of single
+ * fields are resolved; deeper ones are edited as JSON and left out. `fields:createTool.execute` has the fields
+ * of an object in the body, `fields:putProjectPrices.prices` the fields of the entries of a list.
  */
 export function fieldsOfOperations(): Plugin {
   const file = path.resolve(import.meta.dirname, '../client/openapi.json')

@@ -187,7 +187,7 @@ describe('architecture', () => {
     )
   })
 
-  it('wake-ups are sent behind commits: only the notifier, the drop of caches and the check of a start notify in a statement', () => {
+  it('wake-ups are sent after commits: only the notifier, the invalidation of caches and the check of a start notify in a statement', () => {
     const notifying = sources('src', 'jobs', 'bin').filter(file =>
       /\bpg_notify\b|\bnotify [a-z]+;/.test(fs.readFileSync(path.join(root, file), 'utf8')),
     )

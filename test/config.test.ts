@@ -12,7 +12,7 @@ const PRODUCTION = {
   SECRETS_ENCRYPTION_KEY: 'a'.repeat(64),
 }
 
-/** Settings of orchestrations and triggers, by what they are where nothing sensible is said. */
+/** Settings of orchestrations and triggers, by their values where none is valid. */
 const DEFAULTS = {
   MAX_ORCHESTRATION_RUN_DEPTH: 10,
   ORCHESTRATION_WORKER_CONCURRENCY: 10,
@@ -24,7 +24,7 @@ const DEFAULTS = {
   ORCHESTRATION_RUN_MAX_STEPS: 10_000,
   ORCHESTRATION_SCHEDULER_INTERVAL_MS: 5000,
   ORCHESTRATION_WAIT_MAX_MS: 120_000,
-  /** That of the process. */
+  /** The environment of the process. */
   ORCHESTRATION_SHUTDOWN_GRACE_MS: null,
   ORCHESTRATION_WORKER_HEARTBEAT_STALE_MS: 30_000,
   TRIGGER_SCHEDULER_INTERVAL_MS: 5000,
@@ -71,7 +71,7 @@ describe('configuration', () => {
     assert.deepEqual(early, [])
   })
 
-  it('has the defaults of the table and ignores what it does not know', () => {
+  it('has the defaults of the table and ignores unknown variables', () => {
     const config = loadConfig({ SOMETHING_ELSE: '1' })
     assert.deepEqual(
       [config.PORT, config.HOST, config.BASE_URL, config.baseUrlGiven, config.DOCS_BASE_URL],
@@ -148,18 +148,18 @@ describe('configuration', () => {
       assert.equal(loadConfig({ AUTO_MIGRATE: text }).AUTO_MIGRATE, false, text)
   })
 
-  it('wants header prefixes that make header names', () => {
+  it('requires header prefixes that make header names', () => {
     for (const text of ['X-Abc', 'X Abc-', '-\n']) refuses({ HEADER_PREFIX: text }, 'HEADER_PREFIX')
     refuses({ TOOL_CONTEXT_HEADER_PREFIX: 'X Y' }, 'TOOL_CONTEXT_HEADER_PREFIX')
     assert.equal(loadConfig({ HEADER_PREFIX: 'X-A-' }).TOOL_CONTEXT_HEADER_PREFIX, 'X-A-Context-')
   })
 
-  it('wants a lease of webhooks that outlasts an attempt', () => {
+  it('requires a lease of webhooks that is longer than an attempt', () => {
     refuses({ WEBHOOK_LEASE_MS: '10000', WEBHOOK_TIMEOUT_MS: '10000' }, 'WEBHOOK_LEASE_MS')
     assert.equal(loadConfig({ WEBHOOK_LEASE_MS: '10001', WEBHOOK_TIMEOUT_MS: '10000' }).WEBHOOK_LEASE_MS, 10_001)
   })
 
-  it('wants its address and its secrets in production', () => {
+  it('requires its address and its secrets in production', () => {
     assert.equal(loadConfig(PRODUCTION).BASE_URL, 'https://muster.example')
     for (const name of ['BASE_URL', 'JWT_SECRET', 'SECRETS_ENCRYPTION_KEY'])
       refuses({ ...PRODUCTION, [name]: '' }, name)

@@ -42,7 +42,7 @@ export class CommandTable {
     return head ? new CommandTable(file, head.slice(1), isSynced) : undefined
   }
 
-  /** Returns the command that the arguments start with: the one of the most words. */
+  /** Returns the command that the arguments start with, which has the most words. */
   find(args: readonly string[]): ApiCommand | undefined {
     if (args.length === 0) return undefined
     return this.below(args.slice(0, 1))

@@ -26,7 +26,7 @@ const collect = (value: string, previous: string[] = []): string[] => [...previo
 export async function importPricesCommand(args: string[]): Promise<number> {
   const parser = addConnectionOptions(createParser('muster prices import'))
     .description('Add the prices of a price book as prices of the deployment, or with --project of a project.')
-    .option('--book [file]', 'the price book; default the one of this program')
+    .option('--book [file]', 'the price book; by default the book of this program')
     .option('--vendor <name>', 'only the prices of this vendor; repeatable', collect)
     .option('--plan', 'only print what would change')
     .option('--yes', 'add them without a confirmation')
@@ -122,7 +122,7 @@ function changesOf(
       return planned?.unit_price === price.unit_price ? [] : [{ price, effective_from: start, from: null }]
     }
     const before = same.find(isEffective)
-    // A price that starts soon is that of an import a few minutes ago.
+    // A price that starts soon comes from an import a few minutes ago.
     if (same.some(each => each.unit_price === price.unit_price && Date.parse(each.effective_from) > now)) return []
     if (before?.unit_price === price.unit_price) return []
     const isFirst = !priced.has(itemOf(price))
@@ -131,7 +131,7 @@ function changesOf(
 }
 
 function lines(changes: readonly Change[], date: string): string[] {
-  if (changes.length === 0) return [`the prices are those of the price book of ${date}`]
+  if (changes.length === 0) return [`the prices are equal to the price book of ${date}`]
   return [
     `price book of ${date}, USD per million units:`,
     ...changes.map(({ price, effective_from, from }) => {

@@ -14,7 +14,7 @@ export const OWN_COMMANDS = {
   version: 'show the versions of this program and of the service',
 } as const
 
-/** Words after those of the commands of this program. */
+/** Words after the commands of this program. */
 export const OWN_WORDS: Partial<Record<keyof typeof OWN_COMMANDS, readonly string[]>> = {
   profile: ['list', 'get', 'set', 'unset', 'delete', 'sync'],
   completion: ['bash', 'zsh', 'fish', 'pwsh'],

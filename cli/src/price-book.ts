@@ -44,7 +44,7 @@ export type BookPrice = {
 
 const BUNDLED = new URL('../price-book.json', import.meta.url)
 
-/** Reads a price book; by default the one of this program. */
+/** Reads a price book; by default the book of this program. */
 export function readPriceBook(path?: string): PriceBook {
   const file = path ?? fileURLToPath(BUNDLED)
   try {

@@ -67,7 +67,7 @@ export async function ask(question: string, { isSecret = false } = {}): Promise<
   return answer
 }
 
-/** Asks whether to go on. @throws Failure with the message for any answer but yes */
+/** Requests a confirmation. @throws Failure with the message for any answer but yes */
 export async function requireYes(question: string, refusal = 'nothing was changed'): Promise<void> {
   const answer = await ask(`${question} [y/N] `)
   if (!/^y(es)?$/i.test(answer.trim())) throw new Failure(refusal)

@@ -68,7 +68,7 @@ type Failure = {
   requestId?: string | null
   status?: number
   docsUrl?: string
-  /** What is wrong with which field. */
+  /** Problems by field. */
   problems?: { path: string; message: string }[]
 }
 

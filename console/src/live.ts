@@ -6,7 +6,7 @@ const HIDDEN_MS = 60_000
 /** Pause before a lost stream is opened again. */
 const REOPEN_MS = 5000
 
-/** Whether the tab has been hidden since it was opened, or for so long that its stream ends. */
+/** Whether the tab has been hidden since it was opened, or long enough that its stream ends. */
 function useHidden(): boolean {
   const [isHidden, setHidden] = useState(document.hidden)
   useEffect(() => {

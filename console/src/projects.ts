@@ -31,7 +31,7 @@ async function readPermissions(project_id: string | undefined, signal: AbortSign
   return [first, ...(await Promise.all(offsets.map(read)))].flatMap(({ data }) => data)
 }
 
-/** What the console needs to know of an operation to say whether the user may call it. */
+/** The properties of an operation by which the console decides whether the user may call it. */
 export type Operation = { readonly action: string | undefined }
 
 /** Says whether the user may call an operation; undefined while that is not known. */

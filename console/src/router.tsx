@@ -5,7 +5,7 @@ import { Loading, NotFound } from './components/states.tsx'
 import { Home } from './shell/home.tsx'
 import { Shell } from './shell/shell.tsx'
 
-/** Addresses of the views. Each view is a chunk of its own; its filters are part of its address. */
+/** Addresses of the views. Each view is a separate chunk; its filters are part of its address. */
 
 const root = createRootRoute({ component: Shell })
 const home = createRoute({ getParentRoute: () => root, path: '/', component: Home })
@@ -89,7 +89,7 @@ const views = [
   view('formations/$formationId', () => import('./views/formations/formation.tsx'), 'FormationView'),
 ]
 
-// A route of its own: the router shows nothing where one unknown address follows another.
+// A separate route: the router shows nothing where one unknown address follows another.
 const unknown = createRoute({ getParentRoute: () => root, path: '$', component: NotFound })
 
 export const router = createRouter({
@@ -108,7 +108,7 @@ export const router = createRouter({
   scrollRestoration: false,
 })
 
-/** Loads the view of an address; one that has none is explained once it is shown. */
+/** Loads the view of an address; an address without a view is explained once it is shown. */
 export function preloadView(address: string): void {
   const { pathname } = new URL(address, location.origin)
   router.preloadRoute({ to: pathname.replace(/^\/app/, '') || '/' }).catch(() => {})

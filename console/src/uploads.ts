@@ -56,7 +56,7 @@ const reporting =
       request.send(body as XMLHttpRequestBodyInit)
     })
 
-/** The uploads of a project, which go on while other views are open, and the functions that change them. */
+/** The uploads of a project, which continue while other views are open, and the functions that change them. */
 export function useUploads(projectId: string) {
   const cache = useQueryClient()
   const { data: uploads } = useQuery<Upload[]>({
@@ -100,7 +100,7 @@ async function next(): Promise<void> {
   const job = waiting.shift()
   if (!job) return
   sending++
-  // The browser asks before it leaves the page.
+  // The browser requires a confirmation before it leaves the page.
   window.onbeforeunload = event => event.preventDefault()
   await job()
   sending--

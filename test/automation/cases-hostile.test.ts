@@ -1,16 +1,12 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { ok } from './tasks-support.ts'
 
 describe('hostile cases', () => {
-  let app: TestApp
-  let project: TestProject
-  before(async () => {
-    app = await startApp()
-    project = await app.projectWith(['cases:*', 'actors:*', 'events:ListEvents'])
-  })
-  after(() => app.close())
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.projectWith(['cases:*', 'actors:*', 'events:ListEvents']))
 
   const aCase = (body: object = {}) => ok(project.key.post('/cases', { title: 'A claim', ...body }), 201)
   const list = (path: string) => ok(project.key.get(path))

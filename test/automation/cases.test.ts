@@ -1,31 +1,25 @@
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
 import { sql } from '#core/db/sql.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
-import type { Client, Reply } from '../support/app.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
+import type { Client } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { createdBy, refusalOf } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 const hash = (text: string) => createHash('sha256').update(text).digest('hex')
 
-const code = ({ status, body }: Reply) => [status, body?.error?.code]
-
 describe('cases', () => {
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ workers: [] }))
   let key: Client
   let project: string
   before(async () => {
-    app = await startAgentApp({ workers: [] })
     const made = await app.projectWith(['cases:*', 'actors:*', 'actors:DeleteActor', 'files:*', 'documents:*'])
     key = made.key
     project = made.id
   })
-  after(() => app?.close())
 
-  const create = async (body: object = {}, by = key) => {
-    const made = await by.post('/cases', { title: 'A claim', ...body })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body
-  }
+  const create = (body: object = {}, by = key) => createdBy(by, '/cases', { title: 'A claim', ...body })
   const timeline = async (id: string, query = '') => (await key.get(`/cases/${id}/timeline${query}`)).body.data
   const events = (id: string) => storedEvents(app.services.pool, { resource: id })
 
@@ -71,7 +65,7 @@ describe('cases', () => {
   it('rejects invalid fields and reports them', async () => {
     const refused = async (body: object, path: string) => {
       const answer = await key.post('/cases', { title: 'x', ...body })
-      assert.deepEqual(code(answer), [400, 'VALIDATION_FAILED'], JSON.stringify(body))
+      assert.deepEqual(refusalOf(answer), [400, 'VALIDATION_FAILED'], JSON.stringify(body))
       assert.equal(answer.body.error.meta.problems[0].path, path)
     }
     await refused({ title: ' ' }, 'title')
@@ -83,16 +77,19 @@ describe('cases', () => {
     await refused({ due_at: 'tomorrow' }, 'due_at')
     await refused({ input: {} }, 'input')
     await refused({ start_execution: true }, 'playbook_id')
-    assert.deepEqual(code(await key.post('/cases', { title: 'x', actor_id: 'actor_nobody' })), [400, 'ACTOR_NOT_FOUND'])
-    assert.deepEqual(code(await key.post('/cases', { title: 'x', playbook_id: 'pbk_none' })), [
+    assert.deepEqual(refusalOf(await key.post('/cases', { title: 'x', actor_id: 'actor_nobody' })), [
+      400,
+      'ACTOR_NOT_FOUND',
+    ])
+    assert.deepEqual(refusalOf(await key.post('/cases', { title: 'x', playbook_id: 'pbk_none' })), [
       404,
       'RESOURCE_NOT_FOUND',
     ])
     const elsewhere = await app.projectWith(['actors:CreateActor'])
     const actor = (await elsewhere.key.post('/actors', { name: 'theirs' })).body.id
-    assert.deepEqual(code(await key.post('/cases', { title: 'x', actor_id: actor })), [400, 'ACTOR_NOT_FOUND'])
-    assert.deepEqual(code(await key.get('/cases?status=')), [400, 'VALIDATION_FAILED'])
-    assert.deepEqual(code(await key.get('/cases?number=x')), [400, 'VALIDATION_FAILED'])
+    assert.deepEqual(refusalOf(await key.post('/cases', { title: 'x', actor_id: actor })), [400, 'ACTOR_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await key.get('/cases?status=')), [400, 'VALIDATION_FAILED'])
+    assert.deepEqual(refusalOf(await key.get('/cases?number=x')), [400, 'VALIDATION_FAILED'])
   })
 
   it('keeps all concurrent changes of fields and records them', async () => {
@@ -122,12 +119,12 @@ describe('cases', () => {
     const before = (await timeline(id)).length
     await key.patch(`/cases/${id}`, { title: 'Another' })
     assert.equal((await timeline(id)).length, before)
-    assert.deepEqual(code(await key.patch(`/cases/${id}`, { fields: { much: 'x'.repeat(255 * 1024) } })), [
+    assert.deepEqual(refusalOf(await key.patch(`/cases/${id}`, { fields: { much: 'x'.repeat(255 * 1024) } })), [
       200,
       undefined,
     ])
     const over = await key.patch(`/cases/${id}`, { fields: { more: 'x'.repeat(2048) } })
-    assert.deepEqual(code(over), [400, 'VALIDATION_FAILED'])
+    assert.deepEqual(refusalOf(over), [400, 'VALIDATION_FAILED'])
     assert.equal(over.body.error.meta.problems[0].path, 'fields')
   })
 
@@ -135,11 +132,11 @@ describe('cases', () => {
     const { id } = await create()
     const conflict = async (verb: string, body: object, status: string) => {
       const answer = await key.post(`/cases/${id}/${verb}`, body)
-      assert.deepEqual(code(answer), [409, 'CASE_STATE_CONFLICT'])
+      assert.deepEqual(refusalOf(answer), [409, 'CASE_STATE_CONFLICT'])
       assert.equal(answer.body.error.meta.status, status)
     }
     await conflict('reopen', { reason: 'why not' }, 'open')
-    assert.deepEqual(code(await key.post(`/cases/${id}/resolve`, {})), [400, 'VALIDATION_FAILED'])
+    assert.deepEqual(refusalOf(await key.post(`/cases/${id}/resolve`, {})), [400, 'VALIDATION_FAILED'])
     const resolved = await key.post(`/cases/${id}/resolve`, { outcome: 'refunded', note: 'in full' })
     assert.deepEqual(
       [resolved.body.status, resolved.body.outcome, resolved.body.outcome_note],
@@ -157,13 +154,13 @@ describe('cases', () => {
       key.post(`/cases/${id}/evidence`, { name: 'late', kind: 'note', content: 'x' }),
       key.post(`/cases/${id}/links`, { type: 'case', target_id: id }),
     ]
-    for (const answer of await Promise.all(refused)) assert.deepEqual(code(answer), [409, 'CASE_STATE_CONFLICT'])
+    for (const answer of await Promise.all(refused)) assert.deepEqual(refusalOf(answer), [409, 'CASE_STATE_CONFLICT'])
     const rows = (await timeline(id)).length
     for (let n = 0; n < 2; n++) assert.equal((await key.put(`/cases/${id}/tags`, { team: 'refunds' })).status, 200)
     assert.equal((await timeline(id)).length, rows + 1)
     assert.deepEqual((await events(id)).at(-1)?.data.changed, ['tags'])
 
-    assert.deepEqual(code(await key.post(`/cases/${id}/reopen`, {})), [400, 'VALIDATION_FAILED'])
+    assert.deepEqual(refusalOf(await key.post(`/cases/${id}/reopen`, {})), [400, 'VALIDATION_FAILED'])
     const open = (await key.post(`/cases/${id}/reopen`, { reason: 'not paid' })).body
     assert.deepEqual([open.status, open.outcome, open.resolved_at, open.closed_at], ['open', null, null, null])
     const [last] = (await timeline(id, '?kind=status_changed')).slice(-1)
@@ -199,7 +196,7 @@ describe('cases', () => {
       await key.post(`/cases/${id}/close`, {}),
       await key.delete(`/cases/${id}`),
     ]) {
-      assert.deepEqual(code(answer), [409, 'PLAYBOOK_EXECUTION_CONFLICT'])
+      assert.deepEqual(refusalOf(answer), [409, 'PLAYBOOK_EXECUTION_CONFLICT'])
       assert.equal(answer.body.error.meta.execution_id, 'pbk_exec_1')
     }
   })
@@ -227,12 +224,12 @@ describe('cases', () => {
       [{ name: 'x', kind: 'note', content: 'x'.repeat(1024 * 1024 + 1) }, 'content'],
     ] as const) {
       const answer = await key.post(`/cases/${id}/evidence`, body)
-      assert.deepEqual(code(answer), [400, 'VALIDATION_FAILED'])
+      assert.deepEqual(refusalOf(answer), [400, 'VALIDATION_FAILED'])
       assert.equal(answer.body.error.meta.problems[0].path, path)
     }
 
     const withdraw = (body: object) => key.post(`/cases/${id}/evidence/${note.id}/withdraw`, body)
-    assert.deepEqual(code(await withdraw({})), [400, 'VALIDATION_FAILED'])
+    assert.deepEqual(refusalOf(await withdraw({})), [400, 'VALIDATION_FAILED'])
     const withdrawn = (await withdraw({ reason: 'wrong call' })).body
     assert.equal(withdrawn.withdrawn_reason, 'wrong call')
     assert.deepEqual((await withdraw({ reason: 'another reason' })).body, withdrawn)
@@ -246,7 +243,7 @@ describe('cases', () => {
       ['created', 'comment', 'evidence_added', 'evidence_added', 'evidence_added', 'evidence_withdrawn'],
     )
     const other = await create()
-    assert.deepEqual(code(await key.post(`/cases/${other.id}/evidence/${note.id}/withdraw`, { reason: 'x' })), [
+    assert.deepEqual(refusalOf(await key.post(`/cases/${other.id}/evidence/${note.id}/withdraw`, { reason: 'x' })), [
       404,
       'RESOURCE_NOT_FOUND',
     ])
@@ -263,11 +260,11 @@ describe('cases', () => {
     const theirs = (await other.key.post('/files/upload/base64', { filename: 'r.txt', content: 'cGFpZA==' })).body.id
     const ours = (await key.post('/files/upload/base64', { filename: 'ours.txt', content: 'cGFpZA==' })).body.id
     const add = (by: Client, file_id: string) => by.post(`/cases/${id}/evidence`, { name: 'x', kind: 'file', file_id })
-    assert.deepEqual(code(await add(key, theirs)), [400, 'FILE_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await add(key, theirs)), [400, 'FILE_NOT_FOUND'])
     const empty = (await key.post('/files', { filename: 'later.txt' })).body.id
-    assert.deepEqual(code(await add(key, empty)), [400, 'VALIDATION_FAILED'])
+    assert.deepEqual(refusalOf(await add(key, empty)), [400, 'VALIDATION_FAILED'])
     const blind = await keyOf(['cases:AddEvidence'])
-    assert.deepEqual(code(await add(blind, ours)), [400, 'FILE_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await add(blind, ours)), [400, 'FILE_NOT_FOUND'])
     assert.equal((await key.get(`/cases/${id}/evidence`)).body.total, 0)
   })
 
@@ -292,9 +289,12 @@ describe('cases', () => {
       { type: 'secret', target_id: 'x' },
       { type: 'case', target_id: id },
     ])
-      assert.deepEqual(code(await link(body)), [400, 'VALIDATION_FAILED'])
+      assert.deepEqual(refusalOf(await link(body)), [400, 'VALIDATION_FAILED'])
     const blind = await keyOf(['cases:LinkCase'])
-    assert.deepEqual(code(await link({ type: 'document', target_id: document.id }, blind)), [400, 'VALIDATION_FAILED'])
+    assert.deepEqual(refusalOf(await link({ type: 'document', target_id: document.id }, blind)), [
+      400,
+      'VALIDATION_FAILED',
+    ])
 
     assert.equal((await key.delete(`/documents/${document.id}`)).status, 204)
     const { data } = (await key.get(`/cases/${id}/links`)).body
@@ -365,14 +365,14 @@ describe('cases', () => {
       await other.key.post(`/cases/${id}/comments`, { body: 'x' }),
       await other.key.post(`/cases/${id}/close`, {}),
     ])
-      assert.deepEqual(code(answer), [404, 'RESOURCE_NOT_FOUND'])
+      assert.deepEqual(refusalOf(answer), [404, 'RESOURCE_NOT_FOUND'])
     const one = await keyOf(['cases:GetCase', 'cases:ListCases'], `srn:${project}:case:${id}`)
     assert.equal((await one.get(`/cases/${id}/evidence`)).status, 200)
     assert.deepEqual(
       (await one.get('/cases')).body.data.map((row: any) => row.id),
       [id],
     )
-    assert.deepEqual(code(await one.post(`/cases/${id}/comments`, { body: 'x' })), [403, 'FORBIDDEN'])
+    assert.deepEqual(refusalOf(await one.post(`/cases/${id}/comments`, { body: 'x' })), [403, 'FORBIDDEN'])
     assert.equal((await one.get(`/cases/${(await create()).id}`)).status, 403)
   })
 
@@ -384,11 +384,11 @@ describe('cases', () => {
     const third = (await create()).id
     for (const id of [into.id, from.id]) await key.post(`/cases/${id}/links`, { type: 'case', target_id: third })
     const merge = (body: object) => key.post(`/cases/${from.id}/merge`, body)
-    assert.deepEqual(code(await merge({ into_case_id: from.id })), [400, 'VALIDATION_FAILED'])
-    assert.deepEqual(code(await merge({ into_case_id: 'case_none' })), [404, 'RESOURCE_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await merge({ into_case_id: from.id })), [400, 'VALIDATION_FAILED'])
+    assert.deepEqual(refusalOf(await merge({ into_case_id: 'case_none' })), [404, 'RESOURCE_NOT_FOUND'])
     const merged = await merge({ into_case_id: into.id })
     assert.deepEqual([merged.body.status, merged.body.outcome, merged.body.evidence_count], ['closed', 'merged', 0])
-    assert.deepEqual(code(await merge({ into_case_id: into.id })), [409, 'CASE_STATE_CONFLICT'])
+    assert.deepEqual(refusalOf(await merge({ into_case_id: into.id })), [409, 'CASE_STATE_CONFLICT'])
     const { body } = await key.get(`/cases/${into.id}`)
     assert.equal(body.evidence_count, 1)
     const links = (await key.get(`/cases/${into.id}/links`)).body.data.map(({ target_id }: any) => target_id)

@@ -1,12 +1,13 @@
 import assert from 'node:assert/strict'
 import { refused } from '../execution/tool-target.ts'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { step } from './orchestration-support.ts'
 
 const states = [{ name: 'open', initial: true }]
 const calling = (tool_id: string) => ({ name: 'call', on_enter: { dispatch: { kind: 'tool', tool_id } } })
 
-/** Each kind of definition: one that names nothing, another one, and one that calls a tool. */
+/** Each kind of definition: without references, another one, and with a call of a tool. */
 const DEFINITIONS = {
   orchestrations: {
     plain: { nodes: [step('a')], edges: [] },
@@ -32,19 +33,16 @@ for (const [plural, { plain, other, calls, hostile }] of Object.entries(DEFINITI
   describe(`definitions of ${plural}`, () => {
     const noun = plural.slice(0, -1)
     const Noun = noun.replace(/^./, letter => letter.toUpperCase())
-    let app: TestApp
-    let project: TestProject
+    const app = forSuite(startApp)
+    const project = forSuite(() => app.projectWith([`${plural}:*`, 'tools:*']))
     let tool: string
     before(async () => {
-      app = await startApp()
-      project = await app.projectWith([`${plural}:*`, 'tools:*'])
       const reply = await project.key.post('/tools', {
         name: 'pays',
         execute: { method: 'GET', url: 'https://example.com/pay' },
       })
       tool = reply.body.id
     })
-    after(() => app?.close())
 
     let count = 0
     const make = async (fields: object = {}) => {
@@ -77,7 +75,7 @@ for (const [plural, { plain, other, calls, hostile }] of Object.entries(DEFINITI
       assert.equal((await project.key.get(path)).body.version, 5)
     })
 
-    it('have numbers in a row where changes and restores come at once, and go with a delete beside them', async () => {
+    it('number versions without gaps under concurrent changes and restores, and are deleted once during a concurrent delete', async () => {
       const { path } = await make()
       assert.equal((await project.key.patch(path, other(0))).body.version, 2)
       const work = (n: number) =>
@@ -103,7 +101,7 @@ for (const [plural, { plain, other, calls, hostile }] of Object.entries(DEFINITI
       assert.equal((await project.key.get(`${path}/versions`)).status, 404)
     })
 
-    it('are as if they were not there to another project, whatever is asked of them', async () => {
+    it('are not found by another project, whatever the request', async () => {
       const { id, path } = await make()
       const code = (await (await app.projectWith([`${plural}:*`])).key.get(`/${plural}/nothing`)).body.error.code
       const { key } = await app.projectWith([`${plural}:*`])
@@ -134,7 +132,7 @@ for (const [plural, { plain, other, calls, hostile }] of Object.entries(DEFINITI
       assert.equal((await project.key.get(path)).body.version, 1)
     })
 
-    it('are cloned with what they name, as their first version', async () => {
+    it('are cloned as their first version, with all that they reference', async () => {
       const source = await app.projectWith([`${plural}:*`, 'tools:*'])
       const pays = await source.key.post('/tools', {
         name: 'pays',

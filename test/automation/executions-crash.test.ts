@@ -3,7 +3,9 @@ import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-import { RUN_ACTIONS, type RunApp, startRunApp } from './fixtures.ts'
+import { postedBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+import { RUN_ACTIONS, startRunApp } from './fixtures.ts'
 
 /** Fault points: in the advance of the run of an execution, and in a node execution. */
 const POINTS = ['run_locked', 'run_advanced', 'run_committed', 'node_taken', 'node_called', 'node_finished'] as const
@@ -25,22 +27,19 @@ const STEPS = (tool_id: string) => [
 
 describe('executions after the loss of a worker', function () {
   this.timeout(300_000)
-  let app: RunApp
-  let workers: TestProcess[] = []
-
-  before(async () => {
-    app = await startRunApp({
+  const app = forSuite(() =>
+    startRunApp({
       workers: [],
       env: FAST,
       actions: [...RUN_ACTIONS, 'playbooks:*', 'cases:*', 'tools:CallTool', 'triggers:CreateTrigger'],
-    })
-  })
+    }),
+  )
+  let workers: TestProcess[] = []
   afterEach(async () => {
     await steady.stop()
     await Promise.all(workers.map(({ kill }) => kill()))
     workers = []
   })
-  after(() => app.close())
 
   const worker = async (env: Record<string, string> = {}) => {
     const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, ['orchestration', 'delivery'])
@@ -51,11 +50,7 @@ describe('executions after the loss of a worker', function () {
   /** Starts a worker without faults. */
   const steadyWorker = (env: Record<string, string> = {}) =>
     steady.start(app.databaseUrl, { ...FAST, ...env }, ['orchestration', 'delivery'])
-  const created = async (path: string, body: object): Promise<any> => {
-    const reply = await app.key.post(path, body)
-    assert.ok(reply.status < 300, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const created = (path: string, body: object): Promise<any> => postedBy(app.key, path, body)
 
   it('writes each record once, whatever the fault point', async () => {
     const started: { id: string; kase: string }[] = []

@@ -3,27 +3,25 @@ import { sql } from '#core/db/sql.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
-import { RUN_ACTIONS, type RunApp, set, startRunApp } from './fixtures.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+import { RUN_ACTIONS, set, startRunApp } from './fixtures.ts'
 
 describe('hostile playbooks', () => {
-  let app: RunApp
-  let tool_id: string
-  let counter = 0
-  before(async () => {
-    app = await startRunApp({
+  const app = forSuite(() =>
+    startRunApp({
       actions: [...RUN_ACTIONS, 'playbooks:*', 'cases:*', 'tools:CallTool'],
       workers: ['orchestration', 'generation'],
       env: { TASKS_SCHEDULER_INTERVAL_MS: '500' },
-    })
+    }),
+  )
+  let tool_id: string
+  let counter = 0
+  before(async () => {
     tool_id = await app.tool()
   })
-  after(() => app.close())
 
-  const created = async (path: string, body: object): Promise<any> => {
-    const reply = await app.key.post(path, body)
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const created = (path: string, body: object): Promise<any> => createdBy(app.key, path, body)
   /** Starts an execution of one step on a new case and waits until it waits or has settled. */
   const executed = async (step: object, more: object, input: object): Promise<any> => {
     const steps = [{ key: 'a', title: 'A', type: 'call_tool', tool_id, ...step }]

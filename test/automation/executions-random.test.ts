@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { madeDecider, TOOL_ANSWERS } from '../execution/decider-support.ts'
+import { postedBy } from '../support/replies.ts'
 import { rounds } from '../support/rounds.ts'
-import { RUN_ACTIONS, type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { RUN_ACTIONS, startRunApp } from './fixtures.ts'
 import { together } from './support/crowd.ts'
 import { type Cast, type Expected, interpreted, type RandomPlaybook, randomPlaybook } from './support/playbooks.ts'
 
@@ -14,14 +16,15 @@ const AT_ONCE = 12
 
 describe('random playbooks', function () {
   this.timeout(1_800_000)
-  let app: RunApp
+  const app = forSuite(() =>
+    startRunApp({
+      workers: ['orchestration', 'generation'],
+      actions: [...RUN_ACTIONS, 'playbooks:*', 'cases:*', 'deciders:*', 'tools:CallTool'],
+    }),
+  )
   let cast: Cast
 
   before(async () => {
-    app = await startRunApp({
-      workers: ['orchestration', 'generation'],
-      actions: [...RUN_ACTIONS, 'playbooks:*', 'cases:*', 'deciders:*', 'tools:CallTool'],
-    })
     app.target.answer = ({ url, body }, response) => {
       const { fail, value = null } = url.startsWith('/decide') ? {} : JSON.parse(body)
       const answer = url.startsWith('/decide') ? TOOL_ANSWERS : { value }
@@ -34,13 +37,8 @@ describe('random playbooks', function () {
       orchestration: await app.orchestration([{ id: 'x', type: 'transform', expression: { var: 'input.value' } }]),
     }
   })
-  after(() => app.close())
 
-  const made = async (path: string, body: object): Promise<any> => {
-    const reply = await app.key.post(path, body)
-    assert.ok(reply.status < 300, `${path} ${JSON.stringify(reply.body)}`)
-    return reply.body
-  }
+  const made = (path: string, body: object): Promise<any> => postedBy(app.key, path, body)
 
   /** Drives an execution to its end, completing manual steps and approvals. */
   const followed = async ({ seed, definition, fields, people }: RandomPlaybook): Promise<Expected> => {

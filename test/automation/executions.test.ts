@@ -6,7 +6,8 @@ import { json } from '../execution/tool-target.ts'
 import type { Reply } from '../support/app.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
-import { RUN_ACTIONS, type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { RUN_ACTIONS, startRunApp } from './fixtures.ts'
 
 const ACTIONS = [...RUN_ACTIONS, 'playbooks:*', 'cases:*', 'files:*', 'deciders:*', 'triggers:*', 'tools:CallTool']
 
@@ -20,12 +21,8 @@ const approval = (key: string, more: object = {}) => ({
 const code = ({ status, body }: Reply) => [status, body?.error?.code]
 
 describe('playbook executions', () => {
-  let app: RunApp
-  let key: RunApp['key']
-  let counter = 0
-
-  before(async () => {
-    app = await startRunApp({
+  const app = forSuite(() =>
+    startRunApp({
       actions: ACTIONS,
       workers: ['orchestration', 'generation', 'delivery', 'trigger'],
       env: {
@@ -33,16 +30,16 @@ describe('playbook executions', () => {
         TASKS_SCHEDULER_INTERVAL_MS: '500',
         APPROVAL_SWEEP_INTERVAL_MS: '1000',
       },
-    })
-    key = app.key
-  })
+    }),
+  )
+  const key = forSuite(() => app.key)
+  let counter = 0
   beforeEach(() => {
     app.target.answer = ({ url }, response) =>
       response
         .writeHead(url.startsWith('/fails') ? 400 : 200, { 'content-type': 'application/json' })
         .end('{"ok":true}')
   })
-  after(() => app.close())
 
   const created = async (path: string, body: object, status = 201): Promise<any> => {
     const reply = await key.post(path, body)

@@ -2,16 +2,15 @@ import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
-import { ACTIONS, move, ok, startTaskApp, type TaskApp, task, until, workflow } from './tasks-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { ACTIONS, move, ok, startTaskApp, task, until, workflow } from './tasks-support.ts'
 
 describe('exports of hostile cases', () => {
-  let app: TaskApp
-  before(async () => {
-    app = await startTaskApp({
+  const app = forSuite(() =>
+    startTaskApp({
       actions: [...ACTIONS, 'cases:*', 'files:*', 'documents:*', 'sessions:*', 'conversations:*'],
-    })
-  })
-  after(() => app.close())
+    }),
+  )
 
   const aCase = (body: object = {}) => ok(app.key.post('/cases', { title: 'A claim', ...body }), 201)
   const exported = async (subject_id: string, formats: string[]): Promise<any> => {

@@ -2,11 +2,13 @@ import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
 import { expireExports } from '#automation/playbooks/exports/remove.ts'
 import { sql, voidStatement } from '#core/db/sql.ts'
-import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
+import { postedBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** Short leases, so that a lost worker is detected quickly. */
 const FAST = { SHUTDOWN_GRACE_MS: '2000', PLAYBOOK_EXPORT_LEASE_SECONDS: '1' }
@@ -14,23 +16,14 @@ const FAST = { SHUTDOWN_GRACE_MS: '2000', PLAYBOOK_EXPORT_LEASE_SECONDS: '1' }
 const HOSTILE = '# <script>alert(1)</script> ](javascript:alert(1)) `x` | \u202egpj.exe'
 
 describe('exports', () => {
-  let app: TestApp
-  let project: TestProject
+  const app = forSuite(() => startApp({ env: FAST }))
+  const project = forSuite(() => app.projectWith(['cases:*', 'files:*', 'documents:*', 'webhooks:*']))
   let worker: Awaited<ReturnType<typeof runWorker>> | null = null
-  before(async () => {
-    app = await startApp({ env: FAST })
-    project = await app.projectWith(['cases:*', 'files:*', 'documents:*', 'webhooks:*'])
-  })
   after(async () => {
     await worker?.stop()
-    await app?.close()
   })
 
-  const made = async (path: string, body: object, by: Client = project.key) => {
-    const answer = await by.post(path, body)
-    assert.ok(answer.status < 300, `${path} ${JSON.stringify(answer.body)}`)
-    return answer.body
-  }
+  const made = (path: string, body: object, by: Client = project.key) => postedBy(by, path, body)
   const aCase = (body: object = {}, by?: Client) => made('/cases', { title: 'A claim', ...body }, by)
   const ask = (id: string, body: object = {}, by?: Client) =>
     made('/playbook-exports', { subject_type: 'case', subject_id: id, ...body }, by)

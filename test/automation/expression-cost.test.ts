@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
 import { client } from '../support/app.ts'
 import { runWeb } from '../support/hosts.ts'
+import { forSuite } from '../support/suite.ts'
 import { loopAndProcessTime, processorTime } from '../support/timing.ts'
-import { type RunApp, startRunApp } from './fixtures.ts'
+import { startRunApp } from './fixtures.ts'
 
 /** An expression of 40 KB that builds 18 million keys if literals cost nothing. */
 const KEYS = Object.fromEntries(Array.from({ length: 3000 }, (_, index) => [`k${index}`, 0]))
@@ -29,13 +30,11 @@ async function assertInThreads(pid: number, work: () => Promise<unknown>): Promi
 }
 
 describe('expressions that multiply a literal', () => {
-  let app: RunApp
-  before(async () => {
-    app = await startRunApp({
+  const app = forSuite(() =>
+    startRunApp({
       actions: ['orchestrations:*', 'guardrails:CreateGuardrail', 'guardrails:EvaluateGuardrail'],
-    })
-  })
-  after(() => app?.close())
+    }),
+  )
 
   it('end a guardrail with its default class, in a web process that continues', async () => {
     const web = await runWeb(app.databaseUrl)

@@ -2,24 +2,23 @@ import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import net from 'node:net'
 import { newId } from '#core/base/ids.ts'
-import { type Client, eventually } from '../support/app.ts'
+import { eventually } from '../support/app.ts'
 import { resident, startProcess, type TestProcess } from '../support/processes.ts'
-import { hook, madeTrigger, signatureOf, startTriggerApp, type TriggerApp } from './triggers-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { hook, madeTrigger, signatureOf, startTriggerApp } from './triggers-support.ts'
 
 const MIB = 1024 * 1024
 
 describe('bodies without a bearer credential', function () {
   this.timeout(120_000)
-  let app: TriggerApp
-  let key: Client
+  const app = forSuite(startTriggerApp)
+  const key = forSuite(() => app.key)
   let trigger: any
   let other: any
   let web: TestProcess
   const open = new Set<net.Socket>()
 
   before(async () => {
-    app = await startTriggerApp()
-    key = app.key
     const fields = { type: 'webhook', target_type: 'tool', target_id: app.toolId }
     trigger = await madeTrigger(key, fields)
     other = await madeTrigger(key, fields)
@@ -34,7 +33,6 @@ describe('bodies without a bearer credential', function () {
   })
   after(async () => {
     await web?.kill()
-    await app?.close()
   })
 
   type Conversation = { socket: net.Socket; answer: Promise<{ status: number; text: string }> }
@@ -98,7 +96,7 @@ describe('bodies without a bearer credential', function () {
     })
   })
 
-  // Before the test that leaves no memory for bodies, which is given back only when its connections have ended.
+  // Before the test that leaves no memory for bodies, which is released only when its connections have ended.
   it('that break off are no fault, and leave no line in the log', async () => {
     const before = web.output.length
     const part = Buffer.from('{"name":')
@@ -117,7 +115,7 @@ describe('bodies without a bearer credential', function () {
         // A reset, and an end in the middle.
         if (round % 2 === 0) socket.resetAndDestroy()
         else socket.end()
-        // More at once than the trigger may hold would be refused.
+        // More concurrent requests than the trigger may hold would be refused.
         await eventually(async () => (await requests()) >= refused + begun, { what: 'the end of the request' })
       }
     assert.equal((await firing(other, '{"last":1}')).status, 202)
@@ -134,7 +132,7 @@ describe('bodies without a bearer credential', function () {
     const refused = await eventually(async () => {
       const reply = await firing(trigger, JSON.stringify('x'.repeat(200 * 1024)))
       if (reply.status === 503) return reply
-      // It may have taken so long that the service gave up on what is held.
+      // It may have taken longer than the service holds requests.
       if (held.socket.destroyed) held = await begin(hookPath(trigger.id), part, signed())
       return null
     })
@@ -142,7 +140,7 @@ describe('bodies without a bearer credential', function () {
     assert.equal((await firing(other)).status, 202)
     held.socket.destroy()
     const body = JSON.stringify('x'.repeat(300 * 1024))
-    await eventually(async () => (await firing(trigger, body)).status === 202, { what: 'memory that was given back' })
+    await eventually(async () => (await firing(trigger, body)).status === 202, { what: 'memory that was released' })
     const more = await Promise.all(
       Array.from({ length: 6 }, async () => {
         const { id } = await madeTrigger(key, { type: 'webhook', target_type: 'tool', target_id: app.toolId })

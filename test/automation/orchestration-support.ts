@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import type { Client, Reply } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 
 /** What the key of a test may do. */
 export const ORCHESTRATION_ACTIONS = ['orchestrations:*', 'events:*', 'audit:*', 'tools:*']
@@ -23,9 +24,7 @@ export const graphOf = (nodes: readonly object[], edges: readonly string[] = [],
 })
 
 export async function madeOrchestration(key: Client, fields: Record<string, unknown> = {}): Promise<any> {
-  const reply = await key.post('/orchestrations', { name: 'graph', ...graphOf([step('a')]), ...fields })
-  assert.equal(reply.status, 201, JSON.stringify(reply.body))
-  return reply.body
+  return createdBy(key, '/orchestrations', { name: 'graph', ...graphOf([step('a')]), ...fields })
 }
 
 /** Findings of a graph as `CODE path`, sorted. */

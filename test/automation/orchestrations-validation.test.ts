@@ -3,8 +3,9 @@ import { validateGraph } from '#automation/orchestrations/definition/validate.ts
 import { ExactNumber } from '#core/base/exact-json.ts'
 import { accepted, shared } from '../execution/share-support.ts'
 import { refused } from '../execution/tool-target.ts'
-import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { type Client, startApp } from '../support/app.ts'
 import { processorMs } from '../support/event-loop.ts'
+import { forSuite } from '../support/suite.ts'
 import { edge, findings, graphOf, refusedGraph, step } from './orchestration-support.ts'
 
 /** A mapping that reads a path. */
@@ -12,21 +13,19 @@ const read = (path: unknown) => ({ input_mapping: { x: { var: path } } })
 const input = 'input.x'
 
 describe('validation of orchestrations', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let key: Client
   let maker: Client
   let projectId: string
   /** May do nothing: a graph is validated for anybody. */
   let anybody: Client
   before(async () => {
-    app = await startApp()
     const project = await app.projectWith(['orchestrations:ValidateOrchestration'])
     maker = (await app.projectWith(['orchestrations:CreateOrchestration'])).key
     key = project.key
     projectId = project.id
     anybody = await app.user()
   })
-  after(() => app?.close())
 
   const found = (graph: object) => findings(anybody, graph)
   const problemsOf = async (graph: object) => (await found(graph)).problems

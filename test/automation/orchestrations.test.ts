@@ -1,17 +1,13 @@
 import assert from 'node:assert/strict'
 import { voidStatement } from '#core/db/sql.ts'
 import { refused } from '../execution/tool-target.ts'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { edge, graphOf, madeOrchestration, ORCHESTRATION_ACTIONS, refusedGraph, step } from './orchestration-support.ts'
 
 describe('orchestrations', () => {
-  let app: TestApp
-  let project: TestProject
-  before(async () => {
-    app = await startApp()
-    project = await app.projectWith(ORCHESTRATION_ACTIONS)
-  })
-  after(() => app?.close())
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.projectWith(ORCHESTRATION_ACTIONS))
 
   const make = (fields: Record<string, unknown> = {}) => madeOrchestration(project.key, fields)
 

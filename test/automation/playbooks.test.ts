@@ -1,26 +1,21 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { type RunApp, startRunApp } from './fixtures.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+import { startRunApp } from './fixtures.ts'
 import { listed } from './orchestration-support.ts'
 
 const manual = (key: string, more: object = {}) => ({ key, title: key, type: 'manual', ...more })
 
 describe('playbooks', () => {
-  let app: RunApp
-  let key: RunApp['key']
+  const app = forSuite(() => startRunApp({ workers: [] }))
+  const key = forSuite(
+    async () => (await app.projectWith(['playbooks:*', 'tools:CreateTool', 'orchestrations:*', 'events:*'])).key,
+  )
   let counter = 0
 
-  before(async () => {
-    app = await startRunApp({ workers: [] })
-    ;({ key } = await app.projectWith(['playbooks:*', 'tools:CreateTool', 'orchestrations:*', 'events:*']))
-  })
-  after(() => app.close())
-
-  const made = async (steps: object[], more: object = {}) => {
-    const reply = await key.post('/playbooks', { name: `playbook ${++counter}`, steps, ...more })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (steps: object[], more: object = {}) =>
+    createdBy(key, '/playbooks', { name: `playbook ${++counter}`, steps, ...more })
   const findings = async (body: object): Promise<string[]> => {
     const reply = await key.post('/playbooks/validate', body)
     assert.equal(reply.status, 200, JSON.stringify(reply.body))

@@ -2,19 +2,13 @@ import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
-import { attempts, chain, type RunApp, startRunApp } from './fixtures.ts'
-
-/** A prompt that makes the model answer one after the other. */
-const script = (...replies: object[]) => `@double ${JSON.stringify(replies)}`
+import { scriptOf } from '../support/scripts.ts'
+import { forSuite } from '../support/suite.ts'
+import { attempts, chain, startRunApp } from './fixtures.ts'
 
 describe('agents in runs', function () {
   this.timeout(60_000)
-  let app: RunApp
-
-  before(async () => {
-    app = await startRunApp()
-  })
-  after(() => app?.close())
+  const app = forSuite(startRunApp)
 
   const agent = (id: string, more: object = {}) => ({ id, type: 'agent', agent_id: app.agentId, ...more })
   const asked = async (): Promise<any[]> => {
@@ -66,18 +60,18 @@ describe('agents in runs', function () {
       additionalProperties: false,
     }
     for (const text of ['{"n":1}', '```json\n{"n":1}\n```']) {
-      const run = await app.run([agent('a', { output_schema, prompt: script({ text }) })])
+      const run = await app.run([agent('a', { output_schema, prompt: scriptOf({ text }) })])
       assert.deepEqual(run.output, { a: { n: 1 } }, JSON.stringify(run.error))
     }
-    const list = { ...agent('a', { prompt: script({ text: '[1]' }) }), output_schema: { type: 'array' } }
+    const list = { ...agent('a', { prompt: scriptOf({ text: '[1]' }) }), output_schema: { type: 'array' } }
     assert.deepEqual((await app.run([list])).output, { a: { content: '[1]' } })
     const retry = { max_attempts: 2, backoff: { delay_ms: 0 } }
-    const wrong = await app.run([agent('a', { output_schema, retry, prompt: script({ text: 'n is 1' }) })])
+    const wrong = await app.run([agent('a', { output_schema, retry, prompt: scriptOf({ text: 'n is 1' }) })])
     assert.deepEqual(
       [wrong.error?.code, attempts(wrong)],
       ['OUTPUT_SCHEMA_VALIDATION_FAILED', ['a:1:failed', 'a:2:failed']],
     )
-    const free = await app.run([agent('a', { prompt: script({ text: '{"n":1}' }) })])
+    const free = await app.run([agent('a', { prompt: scriptOf({ text: '{"n":1}' }) })])
     assert.deepEqual(free.output, { a: { content: '{"n":1}' } })
   })
 
@@ -101,7 +95,7 @@ describe('agents in runs', function () {
   it('wait for their tool outputs and continue with them', async () => {
     const tool = await app.admin.post('/tools', { project_id: app.projectId, name: 'pick', type: 'client' })
     const agent_id = await app.agent({ tool_bindings: [{ tool_id: tool.body.id }] })
-    const prompt = script({ tool_calls: [{ name: 'pick', args: {} }] }, { text: 'picked' })
+    const prompt = scriptOf({ tool_calls: [{ name: 'pick', args: {} }] }, { text: 'picked' })
     const run = await app.run(
       [
         agent('a', { agent_id, prompt }),
@@ -125,7 +119,7 @@ describe('agents in runs', function () {
   })
 
   it('are retried in a separate turn; the failure is the failure of the turn', async () => {
-    const failing = script({ error: { status: 400, message: 'no' } })
+    const failing = scriptOf({ error: { status: 400, message: 'no' } })
     const run = await app.run([agent('a', { prompt: failing, retry: { max_attempts: 2, backoff: { delay_ms: 0 } } })])
     assert.equal(run.status, 'failed')
     const turns = run.node_executions.map((each: any) => each.generation_id)
@@ -136,7 +130,7 @@ describe('agents in runs', function () {
   })
 
   it('are cancelled by the timeout of their node and with their run', async () => {
-    const slow = script({ delay_ms: 20_000, text: 'late' })
+    const slow = scriptOf({ delay_ms: 20_000, text: 'late' })
     const late = await app.run([agent('a', { prompt: slow, timeout: '200ms' })])
     assert.deepEqual([late.error?.code, late.error?.meta.reason], ['ORCHESTRATION_NODE_FAILED', 'timeout'])
     await eventually(async () => (await generation(late.node_executions[0].generation_id)).status === 'failed')
@@ -195,7 +189,7 @@ describe('agents in runs', function () {
   })
 
   it('keep the records of their turns while they are live, whatever the retention of the project', async () => {
-    const nodes = [agent('a', { prompt: script({ text: 'kept' }) }), { id: 'b', type: 'human', prompt: 'Go on?' }]
+    const nodes = [agent('a', { prompt: scriptOf({ text: 'kept' }) }), { id: 'b', type: 'human', prompt: 'Go on?' }]
     const id = await app.orchestration(nodes, chain('a', 'b'))
     const run = await app.start(id, { wait: false })
     const waiting = await app.until(run.id, ({ status }) => status === 'awaiting_input')

@@ -1,18 +1,14 @@
 import assert from 'node:assert/strict'
 import { startApp } from '../support/app.ts'
-import { chain, type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { chain, startRunApp } from './fixtures.ts'
 
 const KEY = '11'.repeat(32)
 const NEXT_KEY = '22'.repeat(32)
 
 describe('callbacks of webhook nodes', function () {
   this.timeout(60_000)
-  let app: RunApp
-
-  before(async () => {
-    app = await startRunApp({ env: { SECRETS_ENCRYPTION_KEY: KEY } })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startRunApp({ env: { SECRETS_ENCRYPTION_KEY: KEY } }))
 
   const hook = { id: 'hook', type: 'webhook' }
   const waiting = async (more: object = {}) => {

@@ -1,17 +1,13 @@
 import assert from 'node:assert/strict'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
-import { attempts, chain, type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { attempts, chain, startRunApp } from './fixtures.ts'
 
 /** Events during a chain of nodes whose worker advances the run without reading it. */
 describe('hostile chains of nodes', function () {
   this.timeout(60_000)
-  let app: RunApp
-
-  before(async () => {
-    app = await startRunApp({ actions: ['orchestrations:*', 'tools:*', 'usage:*'] })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startRunApp({ actions: ['orchestrations:*', 'tools:*', 'usage:*'] }))
 
   const tools = async () => ({ first: await app.tool(), second: await app.tool(), third: await app.tool() })
   const orchestrationOf = ({ first, second, third }: Awaited<ReturnType<typeof tools>>) =>

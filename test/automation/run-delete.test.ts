@@ -2,19 +2,15 @@ import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
 import { eventsOf } from '../execution/decider-support.ts'
 import { eventually } from '../support/app.ts'
-import { chain, type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { chain, startRunApp } from './fixtures.ts'
 
 const ask = { id: 'ask', type: 'human' }
 const waits = ({ status }: { status: string }) => status === 'awaiting_input'
 
 describe('deleting an orchestration', function () {
   this.timeout(60_000)
-  let app: RunApp
-
-  before(async () => {
-    app = await startRunApp()
-  })
-  after(() => app?.close())
+  const app = forSuite(startRunApp)
 
   const remove = async (id: string) => assert.equal((await app.key.delete(`/orchestrations/${id}`)).status, 204)
   const eventNames = async (id: string) => (await eventsOf(app.key, id)).map(({ event }: any) => event)

@@ -1,14 +1,14 @@
 import assert from 'node:assert/strict'
 import { json } from '../execution/tool-target.ts'
-import { chain, type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { chain, startRunApp } from './fixtures.ts'
 
 describe('acting principal of runs', function () {
   this.timeout(60_000)
-  let app: RunApp
+  const app = forSuite(startRunApp)
   let tool_id: string
 
   before(async () => {
-    app = await startRunApp()
     const made = await app.admin.post('/tools', {
       project_id: app.projectId,
       name: 'platform',
@@ -21,7 +21,6 @@ describe('acting principal of runs', function () {
   beforeEach(() => {
     app.target.answer = json({ ok: true })
   })
-  after(() => app?.close())
 
   /** A key of the project that may do just this. */
   const keyWith = async (...actions: string[]) => {
@@ -44,7 +43,7 @@ describe('acting principal of runs', function () {
     assert.deepEqual(allowed.started_by, { kind: 'api_key', id: wide.id })
   })
 
-  it('may do nothing after its key is deleted, whoever submits input', async () => {
+  it('permit nothing after their key is deleted, for any caller that submits input', async () => {
     const graph = await app.orchestration([{ id: 'h', type: 'human' }, list('a')], chain('h', 'a'))
     const { client, id } = await keyWith('orchestrations:*')
     const run = (await client.post('/orchestration-runs', { orchestration_id: graph, wait: true })).body

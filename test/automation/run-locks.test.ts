@@ -5,23 +5,19 @@ import { type Fragment, sql } from '#core/db/sql.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
-import { RUN_ACTIONS, type RunApp, startRunApp } from './fixtures.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+import { RUN_ACTIONS, startRunApp } from './fixtures.ts'
 
 describe('locks of a purge and concurrent work', () => {
-  let app: RunApp
-  before(async () => {
-    app = await startRunApp({
+  const app = forSuite(() =>
+    startRunApp({
       actions: [...RUN_ACTIONS, 'workflows:*', 'tasks:*', 'playbooks:*', 'cases:*'],
       workers: ['orchestration'],
-    })
-  })
-  after(() => app.close())
+    }),
+  )
 
-  const created = async (path: string, body: object): Promise<any> => {
-    const reply = await app.key.post(path, body)
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const created = (path: string, body: object): Promise<any> => createdBy(app.key, path, body)
   const read = async (path: string): Promise<any> => (await app.key.get(path)).body
   /** No worker executes turns here: a turn is settled directly, without notifications. */
   const end = (generationId: string) =>

@@ -1,24 +1,23 @@
 import assert from 'node:assert/strict'
-import { type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startRunApp } from './fixtures.ts'
 
 /** Runs of two orchestrations, and keys whose policies name some of them. */
 describe('run names in policies', function () {
   this.timeout(60_000)
-  let app: RunApp
+  const app = forSuite(startRunApp)
   let one: string
   let other: string
   /** Two runs of the first, one of the other. */
   let runs: string[]
 
   before(async () => {
-    app = await startRunApp()
     const graph = () => app.orchestration([{ id: 'ask', type: 'human' }])
     one = await graph()
     other = await graph()
     runs = []
     for (const id of [one, one, other]) runs.push((await app.start(id)).id)
   })
-  after(() => app?.close())
 
   const srn = (type: string, id: string) => `srn:${app.projectId}:${type}:${id}`
   const allow = (action: string[], resource: string[], more: object = {}) => ({
@@ -51,7 +50,7 @@ describe('run names in policies', function () {
     assert.deepEqual(await listed(key), [runs[0]])
   })
 
-  it('match its orchestration', async () => {
+  it('match the name of the orchestration of a run', async () => {
     const key = await keyWith(allow(READ, [srn('orchestration', one)]))
     assert.deepEqual(await statuses(key), [200, 200, 403])
     assert.deepEqual(await listed(key), [runs[0], runs[1]].sort())
@@ -68,7 +67,7 @@ describe('run names in policies', function () {
     assert.deepEqual(await listed(graph), [runs[2]])
   })
 
-  it('decide commands', async () => {
+  it('decide whether a command on a run is allowed', async () => {
     const key = await keyWith(allow(['orchestrations:PauseRun'], [srn('orchestration_run', runs[2])]))
     assert.equal((await key.post(`/orchestration-runs/${runs[2]}/pause`)).status, 200)
     assert.equal((await key.post(`/orchestration-runs/${runs[0]}/pause`)).status, 403)

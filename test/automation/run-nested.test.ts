@@ -1,16 +1,16 @@
 import assert from 'node:assert/strict'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
-import { attempts, chain, ended, type RunApp, set, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { attempts, chain, ended, set, startRunApp } from './fixtures.ts'
 
 describe('nested runs', function () {
   this.timeout(60_000)
-  let app: RunApp
+  const app = forSuite(() => startRunApp({ env: { ORCHESTRATION_NODE_LEASE_SECONDS: '3' } }))
   let tool_id: string
   let held: { item: unknown; headers: any; answer: (status?: number) => void }[] = []
 
   before(async () => {
-    app = await startRunApp({ env: { ORCHESTRATION_NODE_LEASE_SECONDS: '3' } })
     tool_id = await app.tool()
   })
   beforeEach(async () => {
@@ -22,7 +22,6 @@ describe('nested runs', function () {
     }
     await app.admin.patch(`/projects/${app.projectId}`, { max_run_depth: null })
   })
-  after(() => app?.close())
 
   const leaf = () =>
     app.orchestration([{ id: 'a', type: 'tool', tool_id, input_mapping: { item: { var: 'input.item' } } }])

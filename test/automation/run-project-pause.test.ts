@@ -1,18 +1,14 @@
 import assert from 'node:assert/strict'
 import { eventually } from '../support/app.ts'
-import { attempts, chain, ended, type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { attempts, chain, ended, startRunApp } from './fixtures.ts'
 
 const one = (id: string) => ({ id, type: 'transform', expression: 1 })
 
 describe('runs of a paused project', function () {
   this.timeout(60_000)
-  let app: RunApp
-
-  before(async () => {
-    app = await startRunApp()
-  })
+  const app = forSuite(startRunApp)
   afterEach(() => app.admin.post(`/projects/${app.projectId}/resume`))
-  after(() => app?.close())
 
   const pause = async () => {
     const reply = await app.admin.post(`/projects/${app.projectId}/pause`, { reason: 'closed' })

@@ -2,19 +2,15 @@ import assert from 'node:assert/strict'
 import { eventsOf } from '../execution/decider-support.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
-import { attempts, chain, type RunApp, set, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { attempts, chain, set, startRunApp } from './fixtures.ts'
 
 describe('run records', function () {
   this.timeout(60_000)
-  let app: RunApp
-
-  before(async () => {
-    app = await startRunApp()
-  })
+  const app = forSuite(startRunApp)
   beforeEach(() => {
     app.target.answer = json({ ok: true })
   })
-  after(() => app?.close())
 
   const refused = (reply: any, path: string) => {
     assert.equal(reply.status, 400, JSON.stringify(reply.body))

@@ -3,16 +3,12 @@ import { sql } from '#core/db/sql.ts'
 import { startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster } from '../support/hosts.ts'
-import { type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startRunApp } from './fixtures.ts'
 
 describe('muster reprocess runs', function () {
   this.timeout(60_000)
-  let app: RunApp
-
-  before(async () => {
-    app = await startRunApp({ workers: [] })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startRunApp({ workers: [] }))
 
   const reprocess = async (...args: string[]) => {
     const env = testEnvironment(app.databaseUrl)

@@ -1,27 +1,24 @@
 import assert from 'node:assert/strict'
 import { json } from '../execution/tool-target.ts'
-import type { Client } from '../support/app.ts'
-import { chain, type RunApp, set, startRunApp } from './fixtures.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+import { chain, set, startRunApp } from './fixtures.ts'
 
 /** A retry by a caller that may only retry: an approval, and an answer of a person, releases a call once. */
 describe('answers of people in retried runs', function () {
   this.timeout(90_000)
-  let app: RunApp
-  let retrier: Client
-
-  before(async () => {
-    app = await startRunApp()
-    retrier = await app.user(undefined, [
+  const app = forSuite(startRunApp)
+  const retrier = forSuite(() =>
+    app.user(undefined, [
       {
         statement: [{ effect: 'Allow', action: ['orchestrations:RetryRun'], resource: [`srn:${app.projectId}:*:*`] }],
       },
-    ])
-  })
+    ]),
+  )
   beforeEach(() => {
     app.target.requests.length = 0
     app.target.answer = receive
   })
-  after(() => app?.close())
 
   const receive: typeof app.target.answer = (request, response) =>
     json({}, JSON.parse(request.body).amount > 0 ? 200 : 404)(request, response)
@@ -36,11 +33,8 @@ describe('answers of people in retried runs', function () {
     const reply = await app.admin.post(`/approvals/${required_actions[0].approval_id}/approve`)
     assert.equal(reply.status, 200, JSON.stringify(reply.body))
   }
-  const retried = async (id: string, body: object = {}): Promise<any> => {
-    const reply = await retrier.post(`/orchestration-runs/${id}/retry`, body)
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const retried = (id: string, body: object = {}): Promise<any> =>
+    createdBy(retrier, `/orchestration-runs/${id}/retry`, body)
   /** A run that pays after an approval and then fails. */
   async function paidAndFailed() {
     const tool = await app.tool()
@@ -51,7 +45,7 @@ describe('answers of people in retried runs', function () {
     return run
   }
 
-  it('are asked for again before a call that was made runs again', async () => {
+  it('are requested again before a call that was made runs again', async () => {
     const run = await paidAndFailed()
     for (const from_node_id of ['pay', 'ask']) {
       const again = await app.until((await retried(run.id, { from_node_id })).id, waiting)
@@ -99,7 +93,7 @@ describe('answers of people in retried runs', function () {
     assert.equal(paid(), 1)
   })
 
-  it('are asked for again after a call whose outcome is unknown', async () => {
+  it('are requested again after a call whose outcome is unknown', async () => {
     const tool = await app.tool()
     app.target.answer = (_request: unknown, response: any) => response.destroy()
     const run = await app.run([approval(tool), pay(tool)], chain('ask', 'pay'))
@@ -111,7 +105,7 @@ describe('answers of people in retried runs', function () {
     assert.equal(paid(), made)
   })
 
-  it('are asked for again when a person answered a human node', async () => {
+  it('are requested again when a person answered a human node', async () => {
     const tool = await app.tool()
     const human = { id: 'ask', type: 'human', prompt: 'Pay?', options: ['yes', 'no'] }
     const edges = [

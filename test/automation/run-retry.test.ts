@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { json } from '../execution/tool-target.ts'
-import { attempts, chain, type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { attempts, chain, startRunApp } from './fixtures.ts'
 
 const write = (id: string, value: unknown, more: object = {}) => ({
   id,
@@ -12,16 +13,11 @@ const write = (id: string, value: unknown, more: object = {}) => ({
 
 describe('retrying runs', function () {
   this.timeout(60_000)
-  let app: RunApp
-
-  before(async () => {
-    app = await startRunApp()
-  })
+  const app = forSuite(startRunApp)
   beforeEach(() => {
     app.target.requests.length = 0
     app.target.answer = json({ ok: true })
   })
-  after(() => app?.close())
 
   const retry = (id: string, body: object = {}, headers?: Record<string, string>) =>
     app.key.post(`/orchestration-runs/${id}/retry`, body, headers)

@@ -3,16 +3,18 @@ import { sql } from '#core/db/sql.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
-import { attempts, chain, type RunApp, set, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { attempts, chain, set, startRunApp } from './fixtures.ts'
 
 describe('rounds of nodes', function () {
   this.timeout(60_000)
-  let app: RunApp
+  const app = forSuite(() =>
+    startRunApp({ env: { ORCHESTRATION_RUN_MAX_STEPS: '510', ORCHESTRATION_NODE_LEASE_SECONDS: '3' } }),
+  )
   let tool_id: string
   let answers = new Map<string, (status?: number) => void>()
 
   before(async () => {
-    app = await startRunApp({ env: { ORCHESTRATION_RUN_MAX_STEPS: '510', ORCHESTRATION_NODE_LEASE_SECONDS: '3' } })
     tool_id = await app.tool()
   })
   beforeEach(() => {
@@ -23,7 +25,6 @@ describe('rounds of nodes', function () {
       answers.set(node, (status = 200) => json({ node }, status)(request, response))
     }
   })
-  after(() => app?.close())
 
   const call = (id: string, more: object = {}) => ({ id, type: 'tool', tool_id, ...more })
   const asked = (node: string) => eventually(() => answers.get(node), { what: `the call of ${node}` })

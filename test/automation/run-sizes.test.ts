@@ -1,18 +1,14 @@
 import assert from 'node:assert/strict'
 import { z } from 'zod'
 import { sql } from '#core/db/sql.ts'
-import { chain, type RunApp, set, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { chain, set, startRunApp } from './fixtures.ts'
 
 const MIB = 1024 * 1024
 
 describe('size limits of runs', function () {
   this.timeout(60_000)
-  let app: RunApp
-
-  before(async () => {
-    app = await startRunApp({ workers: ['orchestration'] })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startRunApp({ workers: ['orchestration'] }))
 
   const large = { x: 'x'.repeat(900_000) }
   const copies = (count: number, prefix: string, path: string) =>

@@ -4,22 +4,24 @@ import { rawQuery, sql } from '#core/db/sql.ts'
 import { guardrail } from '../execution/guardrail-support.ts'
 import { json, type TargetRequest } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
-import { chain, ended, type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { chain, ended, startRunApp } from './fixtures.ts'
 
 type Held = { request: TargetRequest; release: () => void }
 
 describe('run slots', function () {
   this.timeout(60_000)
-  let app: RunApp
+  const app = forSuite(() =>
+    startRunApp({
+      env: { ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES: '2', ORCHESTRATION_SCHEDULER_INTERVAL_MS: '1000' },
+    }),
+  )
   let tool_id: string
   /** Calls of the tool that have no answer yet. */
   let held: Held[] = []
   let most = 0
 
   before(async () => {
-    app = await startRunApp({
-      env: { ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES: '2', ORCHESTRATION_SCHEDULER_INTERVAL_MS: '1000' },
-    })
     tool_id = await app.tool()
   })
   beforeEach(async () => {
@@ -42,7 +44,6 @@ describe('run slots', function () {
     for (const run of data) if (!ended(run)) await app.key.post(`/orchestration-runs/${run.id}/cancel`)
     for (const { release } of held) release()
   })
-  after(() => app?.close())
 
   const limit = async (max_concurrent_runs: number | null) => {
     const reply = await app.admin.patch(`/projects/${app.projectId}`, { max_concurrent_runs })

@@ -3,21 +3,17 @@ import { rawQuery } from '#core/db/sql.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually, startApp } from '../support/app.ts'
 import { scrape } from '../support/metrics.ts'
-import { type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startRunApp } from './fixtures.ts'
 
 const PATH = '/orchestrations/queue/stats'
 
 describe('statistics of the run queue', function () {
   this.timeout(60_000)
-  let app: RunApp
+  const app = forSuite(() => startRunApp({ env: { ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES: '1' } }))
   let release = () => {}
-
-  before(async () => {
-    app = await startRunApp({ env: { ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES: '1' } })
-  })
   after(async () => {
     release()
-    await app?.close()
   })
 
   const reader = async (...resource: string[]) =>
@@ -87,7 +83,7 @@ describe('statistics of the run queue', function () {
     assert.equal(own.total, (await used(`orchestration_run_id=${run.id}`)).total)
   })
 
-  it('require permission', async () => {
+  it('are refused without the permission to list runs', async () => {
     assert.equal((await (await app.user()).get(PATH)).status, 403)
     assert.equal((await (await app.projectWith(['orchestrations:GetRun'])).key.get(PATH)).status, 403)
     const named = await reader(`srn:${app.projectId}:orchestration:orch_00000000000000000000000000`)

@@ -1,15 +1,11 @@
 import assert from 'node:assert/strict'
 import { openStream, readStream } from '../execution/streams.ts'
+import { forSuite } from '../support/suite.ts'
 import { chain, type RunApp, startRunApp } from './fixtures.ts'
 
 describe('run streams', function () {
   this.timeout(60_000)
-  let app: RunApp
-
-  before(async () => {
-    app = await startRunApp({ env: { STREAM_PING_INTERVAL_MS: '100' } })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startRunApp({ env: { STREAM_PING_INTERVAL_MS: '100' } }))
 
   const ask = { id: 'ask', type: 'human', prompt: 'Well?' }
   const started = () =>

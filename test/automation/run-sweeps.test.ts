@@ -4,15 +4,12 @@ import { runQueue } from '#automation/orchestrations/runs/queue.ts'
 import { sql } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
-import { type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startRunApp } from './fixtures.ts'
 import { copyRun } from './support/copies.ts'
 
 describe('run sweeps', () => {
-  let app: RunApp
-  before(async () => {
-    app = await startRunApp({ workers: [] })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startRunApp({ workers: [] }))
 
   /** A run that waits for a person, whose worker has gone, and copies of it. Their ids in order. */
   async function waiting(copies: number): Promise<string[]> {

@@ -2,28 +2,29 @@ import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
-import { attempts, chain, type RunApp, set, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { attempts, chain, set, startRunApp } from './fixtures.ts'
 
 describe('run timers', function () {
   this.timeout(60_000)
-  let app: RunApp
-  let tool_id: string
-
-  before(async () => {
-    app = await startRunApp({
+  const app = forSuite(() =>
+    startRunApp({
       env: {
         ORCHESTRATION_SCHEDULER_INTERVAL_MS: '1000',
         ORCHESTRATION_WAIT_MAX_MS: '1500',
         ORCHESTRATION_NODE_LEASE_SECONDS: '2',
       },
-    })
+    }),
+  )
+  let tool_id: string
+
+  before(async () => {
     tool_id = await app.tool()
   })
   beforeEach(() => {
     app.target.requests.length = 0
     app.target.answer = json({ ok: true })
   })
-  after(() => app?.close())
 
   const call = (id: string, more: object = {}) => ({ id, type: 'tool', tool_id, ...more })
   const forgetTimers = () =>

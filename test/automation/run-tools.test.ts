@@ -4,24 +4,20 @@ import { guardrail } from '../execution/guardrail-support.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
-import { attempts, chain, type RunApp, set, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { attempts, chain, set, startRunApp } from './fixtures.ts'
 
 const label = (run: any, node_id: string) => run.node_executions.find((each: any) => each.node_id === node_id)?.label
 
 describe('tools in runs', function () {
   this.timeout(60_000)
-  let app: RunApp
+  const app = forSuite(startRunApp)
   const keys = () => app.target.requests.map(({ headers }) => headers['idempotency-key'])
   const bodies = () => app.target.requests.map(({ body }) => JSON.parse(body))
-
-  before(async () => {
-    app = await startRunApp()
-  })
   beforeEach(() => {
     app.target.requests.length = 0
     app.target.answer = json({ ok: true })
   })
-  after(() => app?.close())
 
   const guarded = async (document: object, fields: object = {}) =>
     app.tool({ guardrail_ids: [(await guardrail(app.key, document)).id], ...fields })

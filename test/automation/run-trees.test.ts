@@ -10,8 +10,9 @@ import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 import { insertUsage, tokenUse } from '../support/usage.ts'
-import { RUN_ACTIONS, type RunApp, set, startRunApp } from './fixtures.ts'
+import { RUN_ACTIONS, set, startRunApp } from './fixtures.ts'
 import { copyRun, copyTree } from './support/copies.ts'
 
 const ENV = {
@@ -22,11 +23,10 @@ const ENV = {
 
 describe('large run trees', function () {
   this.timeout(180_000)
-  let app: RunApp
+  const app = forSuite(() => startRunApp({ workers: [], env: ENV }))
   let seeds: Record<'cancel' | 'page' | 'others' | 'call' | 'turn' | 'fail' | 'pause' | 'delete', Seed>
   let done: any
   before(async () => {
-    app = await startRunApp({ workers: [], env: ENV })
     const made = await worker()
     const seed = async (nodes: object[], is: (leaf: any) => boolean) => grown(await app.orchestration(nodes), is)
     const asks = () => seed([{ id: 'ask', type: 'human' }], ({ status }) => status === 'awaiting_input')
@@ -48,7 +48,6 @@ describe('large run trees', function () {
   })
   // What workers left that were killed.
   beforeEach(() => app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name ~ '^(run|node)[.]'`))
-  after(() => app?.close())
 
   const worker = (env: Record<string, string> = {}) =>
     startProcess('worker', app.databaseUrl, { ...ENV, ...env }, ['orchestration'])

@@ -2,26 +2,27 @@ import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
-import { attempts, chain, type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { attempts, chain, startRunApp } from './fixtures.ts'
 
 /** A worker that makes one attempt after the other of a run does not read the run in between, unless it has changed. */
 describe('runs advanced without being read', function () {
   this.timeout(60_000)
-  let app: RunApp
+  const app = forSuite(() =>
+    startRunApp({
+      // A heartbeat would find out before the attempt ends.
+      env: { ORCHESTRATION_NODE_LEASE_SECONDS: '600' },
+      actions: ['orchestrations:*', 'tools:CreateTool', 'tools:CallTool', 'usage:*'],
+    }),
+  )
   let orchestration: string
   let release = () => {}
 
   before(async () => {
-    app = await startRunApp({
-      // A heartbeat would find out before the attempt ends.
-      env: { ORCHESTRATION_NODE_LEASE_SECONDS: '600' },
-      actions: ['orchestrations:*', 'tools:CreateTool', 'tools:CallTool', 'usage:*'],
-    })
     const tool_id = await app.tool()
     const nodes = ['a', 'b', 'c'].map(id => ({ id, type: 'tool', tool_id }))
     orchestration = await app.orchestration(nodes, chain('a', 'b', 'c'))
   })
-  after(() => app?.close())
 
   /** A run whose second call waits to be answered. */
   const held = async () => {
@@ -80,7 +81,7 @@ describe('runs advanced without being read', function () {
     }
   })
 
-  it('stay cancelled', async () => {
+  it('stay cancelled after a later advance', async () => {
     const run = await held()
     await post(`/orchestration-runs/${run.id}/cancel`)
     release()

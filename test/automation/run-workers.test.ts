@@ -7,7 +7,8 @@ import { json, type TargetRequest } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-import { attempts, chain, ended, type RunApp, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { attempts, chain, ended, startRunApp } from './fixtures.ts'
 
 const ENV = {
   EGRESS_ALLOW_HOSTS: '127.0.0.1',
@@ -18,13 +19,12 @@ const ENV = {
 
 describe('runs and lost workers', function () {
   this.timeout(60_000)
-  let app: RunApp
+  const app = forSuite(() => startRunApp({ workers: [], env: ENV }))
   let tool_id: string
   const workers = new Set<TestProcess>()
   const keyOf = (request: TargetRequest | undefined) => request?.headers['idempotency-key']
 
   before(async () => {
-    app = await startRunApp({ workers: [], env: ENV })
     tool_id = await app.tool()
   })
   beforeEach(() => {
@@ -36,7 +36,6 @@ describe('runs and lost workers', function () {
     for (const each of workers) await each.kill()
     workers.clear()
   })
-  after(() => app?.close())
 
   const worker = async (env: Record<string, string> = {}) => {
     const made = await startProcess('worker', app.databaseUrl, { ...ENV, ...env }, ['orchestration'])

@@ -1,20 +1,16 @@
 import assert from 'node:assert/strict'
 import { eventsOf } from '../execution/decider-support.ts'
 import { json } from '../execution/tool-target.ts'
-import { attempts, chain, type RunApp, set, startRunApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { attempts, chain, set, startRunApp } from './fixtures.ts'
 
 describe('orchestration runs', function () {
   this.timeout(60_000)
-  let app: RunApp
-
-  before(async () => {
-    app = await startRunApp()
-  })
+  const app = forSuite(startRunApp)
   beforeEach(() => {
     app.target.requests.length = 0
     app.target.answer = json({ ok: true })
   })
-  after(() => app?.close())
 
   describe('graphs of inline nodes', () => {
     it('run to completion while the caller waits and output the artifacts of the final nodes', async () => {

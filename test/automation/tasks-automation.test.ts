@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { json } from '../execution/tool-target.ts'
-import { type Client, eventually } from '../support/app.ts'
+import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import {
   eventsOf,
   historyOf,
@@ -10,25 +11,18 @@ import {
   read,
   refusal,
   startTaskApp,
-  type TaskApp,
   task,
   until,
   workflow,
 } from './tasks-support.ts'
 
 describe('task dispatches', () => {
-  let app: TaskApp
-  let key: Client
-
-  before(async () => {
-    app = await startTaskApp()
-    key = app.key
-  })
+  const app = forSuite(startTaskApp)
+  const key = forSuite(() => app.key)
   beforeEach(() => {
     app.target.answer = json({ ok: true, n: 7 })
     app.target.requests.length = 0
   })
-  after(() => app.close())
 
   /** Creates a workflow whose state `work` starts a dispatch. */
   const working = (dispatch: object, onEnter: object = {}, more: object[] = []) =>
@@ -302,7 +296,7 @@ describe('task dispatches', () => {
     assert.equal(moved.automation_chain_depth, 0)
   })
 
-  it('asks for the approval again before a retry repeats a call that it released', async () => {
+  it('request the approval again before a retry repeats a call that it released', async () => {
     const guard = { '==': [{ var: 'principal.kind' }, 'user'] }
     const gates = [
       { name: 'guarded', from: ['work'], to: 'good', guard },
@@ -333,7 +327,7 @@ describe('task dispatches', () => {
     assert.equal(app.target.requests.length, 2)
   })
 
-  it('asks for the approval again if an earlier attempt of the dispatch may have been made', async () => {
+  it('request the approval again if an earlier attempt of the dispatch may have been made', async () => {
     let asked = 0
     app.target.answer = (request, response) => {
       if (++asked === 1) response.destroy()

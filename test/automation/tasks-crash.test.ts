@@ -3,11 +3,12 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { TASK_DISPATCH } from '#automation/workflows/tasks/queue.ts'
 import { sql } from '#core/db/sql.ts'
 import { json, made } from '../execution/tool-target.ts'
-import { type Client, eventually } from '../support/app.ts'
+import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { rounds } from '../support/rounds.ts'
-import { FAST, historyOf, move, ok, read, startTaskApp, type TaskApp, task, until, workflow } from './tasks-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { FAST, historyOf, move, ok, read, startTaskApp, task, until, workflow } from './tasks-support.ts'
 
 /** Tasks per fault point, and workers killed there. */
 const TASKS = rounds('CRASH_TASKS', 3, 100)
@@ -25,8 +26,8 @@ const POINTS = [
 
 describe('tasks after the loss of a worker', function () {
   this.timeout(600_000)
-  let app: TaskApp
-  let key: Client
+  const app = forSuite(() => startTaskApp({ workers: [] }))
+  const key = forSuite(() => app.key)
   let doomed: TestProcess | undefined
   const steady = steadyWorkers()
   let repeatable: string
@@ -79,8 +80,6 @@ describe('tasks after the loss of a worker', function () {
     )
 
   before(async () => {
-    app = await startTaskApp({ workers: [] })
-    key = app.key
     const fields = { project_id: app.projectId, execute: { url: app.target.url } }
     repeatable = (await made(app.admin, { ...fields, name: 'repeatable', idempotent: true })).id
     const node = { id: 'a', type: 'transform', expression: 1 }
@@ -96,7 +95,6 @@ describe('tasks after the loss of a worker', function () {
   }
   after(async () => {
     await stopAll()
-    await app?.close()
   })
 
   it('applies each transition and starts each work item once, whatever the fault point', async () => {

@@ -5,21 +5,17 @@ import { onSeparateConnection } from '#core/db/pool.ts'
 import { sql } from '#core/db/sql.ts'
 import { purgeGeneration } from '#execution/generations/erase/purge.ts'
 import { json } from '../execution/tool-target.ts'
-import { type Client, eventually } from '../support/app.ts'
-import { ok, read, startTaskApp, type TaskApp, task, until, workflow } from './tasks-support.ts'
+import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
+import { ok, read, startTaskApp, task, until, workflow } from './tasks-support.ts'
 
 describe('hostile workflows', () => {
-  let app: TaskApp
-  let key: Client
-  before(async () => {
-    app = await startTaskApp({ workers: ['orchestration'], env: { TASK_AUTOMATION_CHAIN_LIMIT: '3' } })
-    key = app.key
-  })
+  const app = forSuite(() => startTaskApp({ workers: ['orchestration'], env: { TASK_AUTOMATION_CHAIN_LIMIT: '3' } }))
+  const key = forSuite(() => app.key)
   beforeEach(() => {
     app.target.answer = json({ ok: true, text: 'x'.repeat(200_000) })
     app.target.requests.length = 0
   })
-  after(() => app.close())
 
   /** Creates a workflow whose first state calls a tool. */
   const calling = (dispatch: object, on_enter: object = {}, states: object[] = [], transitions: object[] = []) =>

@@ -1,20 +1,17 @@
 import assert from 'node:assert/strict'
 import { sql, voidStatement } from '#core/db/sql.ts'
-import { type Client, eventually } from '../support/app.ts'
-import { ACTIONS, historyOf, move, ok, startTaskApp, type TaskApp, task, until, workflow } from './tasks-support.ts'
+import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
+import { ACTIONS, historyOf, move, ok, startTaskApp, task, until, workflow } from './tasks-support.ts'
 
 describe('waiting tasks', () => {
-  let app: TaskApp
-  let key: Client
-
-  before(async () => {
-    app = await startTaskApp({
+  const app = forSuite(() =>
+    startTaskApp({
       env: { TASK_APPROVAL_TTL_SECONDS: '1', APPROVAL_SWEEP_INTERVAL_MS: '1000' },
       actions: [...ACTIONS, 'triggers:FireTrigger'],
-    })
-    key = app.key
-  })
-  after(() => app.close())
+    }),
+  )
+  const key = forSuite(() => app.key)
 
   /** Creates a workflow whose initial state starts a dispatch. */
   const begun = (dispatch: object) =>

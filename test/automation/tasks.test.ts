@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
-import { type Client, eventually, startApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import {
   eventsOf,
   historyOf,
@@ -9,7 +10,6 @@ import {
   read,
   refusal,
   startTaskApp,
-  type TaskApp,
   task,
   until,
   workflow,
@@ -42,16 +42,13 @@ const withGate = {
 }
 
 describe('tasks', () => {
-  let app: TaskApp
-  let key: Client
+  const app = forSuite(() => startTaskApp({ workers: ['orchestration'] }))
+  const key = forSuite(() => app.key)
   let cards: any
 
   before(async () => {
-    app = await startTaskApp({ workers: ['orchestration'] })
-    key = app.key
     cards = await workflow(key, board)
   })
-  after(() => app.close())
 
   it('creates a task in the initial state and records the creator in its history', async () => {
     const made = await task(key, cards.id, { payload: { n: 1 }, metadata: { a: 1 }, assignee: 'user_1' })

@@ -3,17 +3,19 @@ import { sql } from '#core/db/sql.ts'
 import { usageOf } from '../control/usage-support.ts'
 import { json } from '../execution/tool-target.ts'
 import { client as doubleClient } from '../local/double/client.ts'
-import { type Client, eventually } from '../support/app.ts'
+import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
-import { ended, FAST, firingsOf, hook, madeTrigger, startTriggerApp, type TriggerApp } from './triggers-support.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+import { ended, FAST, firingsOf, hook, madeTrigger, startTriggerApp } from './triggers-support.ts'
 
 describe('durable firings', function () {
   this.timeout(90_000)
-  let app: TriggerApp
-  let key: Client
-  let double: ReturnType<typeof doubleClient>
+  const app = forSuite(() => startTriggerApp({ workers: [] }))
+  const key = forSuite(() => app.key)
+  const double = forSuite(() => doubleClient(app.double))
   const processes: TestProcess[] = []
   const worker = async (env: Record<string, string> = {}, kinds = ['trigger', 'generation']) => {
     const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, kinds)
@@ -25,11 +27,8 @@ describe('durable firings', function () {
   const steadyWorker = (env: Record<string, string> = {}, kinds = ['trigger', 'generation']) =>
     steady.start(app.databaseUrl, { ...FAST, ...env }, kinds)
   const tool = (fields: object = {}) => madeTrigger(key, { target_type: 'tool', target_id: app.toolId, ...fields })
-  const fire = async (id: string, input?: object): Promise<string> => {
-    const reply = await key.post(`/triggers/${id}/fire?wait=false`, { input })
-    assert.equal(reply.status, 202, JSON.stringify(reply.body))
-    return reply.body.id
-  }
+  const fire = async (id: string, input?: object): Promise<string> =>
+    (await createdBy(key, `/triggers/${id}/fire?wait=false`, { input }, 202)).id
   /** Blocks the first call of the target. Returns a function that answers it. */
   const holdCall = () => {
     let free = () => {}
@@ -46,12 +45,6 @@ describe('durable firings', function () {
       select id from pgboss.job_common
       where name = 'trigger.fire' and state in ('created', 'active', 'retry') and data ->> 'project_id' = ${app.projectId}`)
   const keys = () => app.target.requests.map(({ headers }) => headers['idempotency-key'])
-
-  before(async () => {
-    app = await startTriggerApp({ workers: [] })
-    key = app.key
-    double = doubleClient(app.double)
-  })
   beforeEach(() => {
     app.target.requests.length = 0
     app.target.answer = json({ ok: true })
@@ -60,7 +53,6 @@ describe('durable firings', function () {
     await steady.stop()
     await Promise.all(processes.splice(0).map(each => each.kill()))
   })
-  after(() => app?.close())
 
   it('fires an accepted hook after a time without workers and after the loss of its message', async () => {
     const trigger = await tool({ type: 'webhook' })

@@ -7,14 +7,17 @@ import { json, made } from '../execution/tool-target.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { emitNamed } from '../support/events.ts'
 import { COSTLY_ITEMS, costly, occupyThreads } from '../support/occupied-threads.ts'
-import { ACTIONS, allEnded, firingsOf, madeTrigger, startTriggerApp, type TriggerApp } from './triggers-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { ACTIONS, allEnded, firingsOf, madeTrigger, startTriggerApp } from './triggers-support.ts'
 
 /** More firings than one event causes in any other test of this file. */
 const FANOUT = 12
 
 describe('event triggers', function () {
   this.timeout(60_000)
-  let app: TriggerApp
+  const app = forSuite(() =>
+    startTriggerApp({ actions: [...ACTIONS, 'projects:*'], env: { EVENT_FANOUT_MAX: String(FANOUT) } }),
+  )
   let key: Client
   let tool: { target_type: string; target_id: string }
   const on = (event_pattern: string, fields: object = {}) =>
@@ -35,7 +38,6 @@ describe('event triggers', function () {
     )
 
   before(async () => {
-    app = await startTriggerApp({ actions: [...ACTIONS, 'projects:*'], env: { EVENT_FANOUT_MAX: String(FANOUT) } })
     key = app.key
   })
   beforeEach(async () => {
@@ -46,7 +48,6 @@ describe('event triggers', function () {
     key = project.key
     tool = { target_type: 'tool', target_id: (await made(key, { execute: { url: app.target.url } })).id }
   })
-  after(() => app?.close())
 
   it('evaluates the expressions of all triggers of an event within a common limit', async () => {
     const keys = Object.fromEntries(Array.from({ length: 3000 }, (_, index) => [`k${index}`, 0]))
@@ -412,11 +413,7 @@ describe('event triggers', function () {
 
 describe('inputs of events and schedules', function () {
   this.timeout(60_000)
-  let app: TriggerApp
-  before(async () => {
-    app = await startTriggerApp({ workers: ['trigger', 'delivery'], inProcess: true })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startTriggerApp({ workers: ['trigger', 'delivery'], inProcess: true }))
 
   it('are mapped when a thread is free', async () => {
     const { key } = app

@@ -2,41 +2,27 @@ import assert from 'node:assert/strict'
 import { createHmac } from 'node:crypto'
 import { sql } from '#core/db/sql.ts'
 import { json } from '../execution/tool-target.ts'
-import { type Client, eventually } from '../support/app.ts'
-import {
-  codeOf,
-  ended,
-  firingsOf,
-  hook,
-  madeTrigger,
-  signatureOf,
-  startTriggerApp,
-  type TriggerApp,
-} from './triggers-support.ts'
+import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
+import { codeOf, ended, firingsOf, hook, madeTrigger, signatureOf, startTriggerApp } from './triggers-support.ts'
 
 const MIB = 1024 * 1024
 
 describe('trigger hooks', function () {
   this.timeout(60_000)
-  let app: TriggerApp
-  let key: Client
+  const app = forSuite(startTriggerApp)
+  const key = forSuite(() => app.key)
   let trigger: any
   const call = (body: string | Buffer, headers?: Record<string, string>) => hook(app.url, trigger, body, headers)
   const code = async (answer: ReturnType<typeof call>) => {
     const { status, body } = await answer
     return [status, body?.error?.code]
   }
-
-  before(async () => {
-    app = await startTriggerApp()
-    key = app.key
-  })
   beforeEach(async () => {
     app.target.requests.length = 0
     app.target.answer = json({ ok: true })
     trigger = await madeTrigger(key, { type: 'webhook', target_type: 'tool', target_id: app.toolId, input: { own: 1 } })
   })
-  after(() => app?.close())
 
   it('accepts a signed call once', async () => {
     const body = '{"b":1,"__proto__":{"x":1},"a":"é","own":2}'

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { json, made } from '../execution/tool-target.ts'
 import { type Client, eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import {
   ACTIONS,
   codeOf,
@@ -9,7 +10,6 @@ import {
   hook,
   madeTrigger,
   startTriggerApp,
-  type TriggerApp,
   tryTrigger,
 } from './triggers-support.ts'
 
@@ -18,7 +18,7 @@ const refusalOf = ({ error }: any): string => JSON.parse(error.meta.tool_respons
 
 describe('trigger permissions', function () {
   this.timeout(60_000)
-  let app: TriggerApp
+  const app = forSuite(() => startTriggerApp({ actions: [...ACTIONS, 'policies:*'] }))
   let tool: { target_type: string; target_id: string }
   const statement = (action: string[], effect = 'Allow') => ({
     statement: [{ effect, action, resource: [`srn:${app.projectId}:*:*`] }],
@@ -38,14 +38,12 @@ describe('trigger permissions', function () {
   }
 
   before(async () => {
-    app = await startTriggerApp({ actions: [...ACTIONS, 'policies:*'] })
     tool = { target_type: 'tool', target_id: app.toolId }
   })
   beforeEach(() => {
     app.target.requests.length = 0
     app.target.answer = json({ ok: true })
   })
-  after(() => app?.close())
 
   it('requires the permission to start the target on create and on a change of the target', async () => {
     const { user } = await creator(['triggers:*'])

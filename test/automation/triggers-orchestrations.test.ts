@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
 import { triggersIn } from '#core/db/trigger-chain.ts'
-import type { Client } from '../support/app.ts'
 import { eventually } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import {
   ACTIONS,
   allEnded,
@@ -13,7 +14,6 @@ import {
   hook,
   madeTrigger,
   startTriggerApp,
-  type TriggerApp,
 } from './triggers-support.ts'
 
 /** Workers for runs, in addition to the trigger workers. */
@@ -21,14 +21,11 @@ const WORKERS = ['trigger', 'generation', 'delivery', 'orchestration'] as never
 
 describe('orchestration triggers', function () {
   this.timeout(60_000)
-  let app: TriggerApp
-  let key: Client
+  const app = forSuite(() => startTriggerApp({ workers: WORKERS, actions: [...ACTIONS, 'orchestrations:*'] }))
+  const key = forSuite(() => app.key)
 
-  const graph = async (nodes: object[], fields: object = {}): Promise<string> => {
-    const reply = await key.post('/orchestrations', { name: 'graph', nodes, edges: [], ...fields })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body.id
-  }
+  const graph = async (nodes: object[], fields: object = {}): Promise<string> =>
+    (await createdBy(key, '/orchestrations', { name: 'graph', nodes, edges: [], ...fields })).id
   const transform = {
     id: 'sum',
     type: 'transform',
@@ -36,12 +33,6 @@ describe('orchestration triggers', function () {
   }
   const on = (target_id: string, fields: object = {}) =>
     madeTrigger(key, { target_type: 'orchestration', target_id, ...fields })
-
-  before(async () => {
-    app = await startTriggerApp({ workers: WORKERS, actions: [...ACTIONS, 'orchestrations:*'] })
-    key = app.key
-  })
-  after(() => app?.close())
 
   it('starts a run with the input and settles with the run', async () => {
     const trigger = await on(await graph([transform]), { input: { seed: 1 } })

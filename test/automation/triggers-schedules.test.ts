@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { type Client, eventually } from '../support/app.ts'
+import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-import { allEnded, FAST, firingsOf, madeTrigger, startTriggerApp, type TriggerApp } from './triggers-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { allEnded, FAST, firingsOf, madeTrigger, startTriggerApp } from './triggers-support.ts'
 
 const MINUTELY = { type: 'schedule', cron: '* * * * *' }
 
@@ -17,8 +18,8 @@ const AHEAD = `--import=data:text/javascript,${encodeURIComponent(`
 
 describe('trigger schedules', function () {
   this.timeout(60_000)
-  let app: TriggerApp
-  let key: Client
+  const app = forSuite(() => startTriggerApp({ workers: [] }))
+  const key = forSuite(() => app.key)
   let tool: { target_type: string; target_id: string }
   const processes: TestProcess[] = []
   const worker = async (env: Record<string, string> = {}, flags: string[] = []) => {
@@ -39,8 +40,6 @@ describe('trigger schedules', function () {
   const secondsUntil = (time: string) => (new Date(time).getTime() - Date.now()) / 1000
 
   before(async () => {
-    app = await startTriggerApp({ workers: [] })
-    key = app.key
     tool = { target_type: 'tool', target_id: app.toolId }
   })
   beforeEach(() => {
@@ -50,7 +49,6 @@ describe('trigger schedules', function () {
     await steady.stop()
     await Promise.all(processes.splice(0).map(each => each.kill()))
   })
-  after(() => app?.close())
 
   it('has a next fire time while it is active', async () => {
     const trigger = await madeTrigger(key, { ...tool, ...MINUTELY })

@@ -3,6 +3,7 @@ import { createHmac } from 'node:crypto'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { made, startTarget, type Target } from '../execution/tool-target.ts'
 import { type Client, eventually, type Reply } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 
 export const ACTIONS = [
   'triggers:*',
@@ -69,9 +70,7 @@ export const codeOf = ({ status, body }: Reply): [number, string] => [status, bo
 
 /** Fires a trigger and waits until the firing settles. */
 export async function fired(key: Client, id: string, input?: object): Promise<any> {
-  const reply = await key.post(`/triggers/${id}/fire`, { input })
-  assert.equal(reply.status, 200, JSON.stringify(reply.body))
-  return reply.body
+  return createdBy(key, `/triggers/${id}/fire`, { input }, 200)
 }
 
 export const firingsOf = async (key: Client, id: string): Promise<any[]> =>

@@ -1,29 +1,18 @@
 import assert from 'node:assert/strict'
 import { json, made } from '../execution/tool-target.ts'
 import { client as doubleClient } from '../local/double/client.ts'
-import type { Client } from '../support/app.ts'
-import {
-  codeOf,
-  ended,
-  fired,
-  firingsOf,
-  madeTrigger,
-  startTriggerApp,
-  type TriggerApp,
-  tryTrigger,
-} from './triggers-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { codeOf, ended, fired, firingsOf, madeTrigger, startTriggerApp, tryTrigger } from './triggers-support.ts'
 
 describe('triggers', function () {
   this.timeout(60_000)
-  let app: TriggerApp
-  let key: Client
+  const app = forSuite(startTriggerApp)
+  const key = forSuite(() => app.key)
   let tool: { target_type: string; target_id: string }
   let agent: { target_type: string; target_id: string }
   let double: ReturnType<typeof doubleClient>
 
   before(async () => {
-    app = await startTriggerApp()
-    key = app.key
     tool = { target_type: 'tool', target_id: app.toolId }
     agent = { target_type: 'agent', target_id: app.agentId }
     double = doubleClient(app.double)
@@ -32,7 +21,6 @@ describe('triggers', function () {
     app.target.requests.length = 0
     app.target.answer = json({ ok: true })
   })
-  after(() => app?.close())
 
   it('creates, lists, updates and deletes triggers', async () => {
     const trigger = await madeTrigger(key, { ...tool, name: 'nightly', description: 'x', input: { seed: 1 } })

@@ -1,5 +1,7 @@
 import { strict as assert } from 'node:assert'
 import { startApp, type TestApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 const codesOf = (body: any): string[] => body.error.meta.problems.map(({ code }: { code: string }) => code)
 
@@ -21,15 +23,12 @@ const transitions = [
 ]
 
 describe('workflows', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let key: Awaited<ReturnType<TestApp['projectWith']>>['key']
   let projectId: string
   let counter = 0
-  const made = async (fields: object = {}) => {
-    const reply = await key.post('/workflows', { name: `workflow ${++counter}`, states, transitions, ...fields })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (fields: object = {}) =>
+    createdBy(key, '/workflows', { name: `workflow ${++counter}`, states, transitions, ...fields })
   const refused = async (fields: object) => {
     const reply = await key.post('/workflows', { name: `workflow ${++counter}`, states, transitions, ...fields })
     assert.equal(reply.status, 400, JSON.stringify(reply.body))
@@ -38,11 +37,9 @@ describe('workflows', () => {
   }
 
   before(async () => {
-    app = await startApp()
     const project = await app.projectWith(['workflows:*', 'tools:*', 'events:ListEvents'])
     ;({ key, id: projectId } = project)
   })
-  after(() => app.close())
 
   it('are created, read, listed, updated and deleted with permission', async () => {
     const flow = await made({ description: 'for cards', payload_schema: { type: 'object' } })

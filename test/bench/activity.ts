@@ -4,7 +4,7 @@ import { eventually, startApp } from '../support/app.ts'
 import { percentile, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
 
-/** Entries of one project beside as many of another; every thousandth is critical, every tenth of a second kind. */
+/** Entries of one project next to as many of another; every thousandth is critical, every tenth of a second kind. */
 const ROWS = Number(process.env.ACTIVITY_ROWS ?? 1_000_000)
 const SLICE = 50_000
 const REQUESTS = 200

@@ -10,7 +10,7 @@ import type { Row } from './rows.ts'
 
 /**
  * Start times and memory of the command line. The targets are for an idle machine; on a busy one the processor time
- * next to that of an empty program of Node shows what a start costs. Usage: node test/bench/cli.ts [runs of each
+ * next to an empty program of Node shows the cost of a start. Usage: node test/bench/cli.ts [runs of each
  * command, default 15]
  */
 const ROWS = 100_000

@@ -20,7 +20,7 @@ import { median, percentile, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
 
 /**
- * The built console in Chromium against its budgets: a web process and a worker process of their own, and a floor,
+ * The built console in Chromium against its budgets: a web process, a worker process, and a floor,
  * which is a page of a few bytes from the same web process. Usage: node test/bench/run.ts console
  */
 const LOADS = 5
@@ -32,7 +32,7 @@ const PIECE_MS = 20
 const STREAM_SECONDS = 20
 
 const NODES = 500
-/** Nodes of the run that follow one another; the rest is beside them. */
+/** Nodes of the run that follow one another; the rest is next to them. */
 const DEPTH = 25
 
 /** Events of an hour of replies, sent without the pauses between them. */

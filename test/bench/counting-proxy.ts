@@ -8,7 +8,7 @@ type CountingProxy = {
   close(): void
 }
 
-/** Stands between a program and PostgreSQL, and counts statements as they are on the wire: with every driver and pool. */
+/** Sits between a program and PostgreSQL, and counts statements as they are on the wire: with every driver and pool. */
 export async function startCountingProxy(databaseUrl: string): Promise<CountingProxy> {
   const target = new URL(databaseUrl)
   const counts = new Map<string, number>()

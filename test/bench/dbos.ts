@@ -3,9 +3,9 @@ import type { AddressInfo } from 'node:net'
 import { DBOS } from '@dbos-inc/dbos-sdk'
 
 /**
- * Ten durable steps, each one a request, as a workflow of DBOS in a process of its own: what orchestrations are measured
- * against. `POST /run` answers when a workflow has ended in this process; `POST /queued` when another took it from a queue.
- * With the argument `worker` it takes what is queued.
+ * Ten durable steps, each one a request, as a workflow of DBOS in a separate process: the reference for
+ * orchestrations. `POST /run` answers when a workflow has ended in this process; `POST /queued` when another took it from a queue.
+ * With the argument `worker` it takes queued workflows.
  */
 const STEPS = 10
 const QUEUE = 'bench'

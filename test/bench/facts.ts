@@ -14,7 +14,7 @@ import { loadMemories } from './memory.ts'
 import type { Row } from './rows.ts'
 
 /**
- * A store of 10,000 facts that is all of its project, with embeddings that a server answers at once: searches beside the bare
+ * A store of 10,000 facts that is all of its project, with embeddings that a server answers immediately: searches next to the bare
  * scan, which is one statement that finds the nearest codes and reads the vectors of the best of them; and what a fact costs.
  * Usage: node test/bench/run.ts facts
  */

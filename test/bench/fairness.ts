@@ -8,7 +8,7 @@ import { start } from './http.ts'
 import type { Row } from './rows.ts'
 
 /**
- * What a quiet project waits beside noisy ones, with one worker process of ten slots: from the request for a turn until
+ * The time that a quiet project waits next to noisy ones, with one worker process of ten slots: from the request for a turn until
  * the model gets it, and from the write of an event until the receiver gets it. Every noisy project has a hundred turns
  * of a second, or 2,000 deliveries to receivers that take a second, before it.
  * Usage: node test/bench/fairness.ts [turns a noisy project, default 100]
@@ -35,7 +35,7 @@ function row(of: string, noisy: number, waits: number[]): Row {
 
 type Scene = { quiet: Tenant; noisy: Tenant[]; model: string; work(): Promise<void> }
 
-/** Runs a measurement in a deployment of its own; `work` starts the worker. */
+/** Runs a measurement in a separate deployment; `work` starts the worker. */
 async function besides(
   count: number,
   concern: string,

@@ -8,7 +8,7 @@ import { memory, start } from './http.ts'
 import type { Row } from './rows.ts'
 
 /**
- * Bytes a second into and out of one web process, and small uploads a second, beside bare Express: to /dev/null, and
+ * Bytes a second into and out of one web process, and small uploads a second, next to bare Express: to /dev/null, and
  * with the same chunks in the same table. Usage: node test/bench/files.ts [MiB a file, default 64]
  */
 const MIB = 1024 * 1024
@@ -19,7 +19,7 @@ const CONNECTIONS = 16
 
 type Headers = Record<string, string>
 
-/** Sends a body piece by piece, as fast as it is taken; answers what came back. */
+/** Sends a body piece by piece, at the speed of the receiver; returns the response. */
 const send = (url: string, headers: Headers, pieces: readonly (Buffer | string)[]): Promise<any> =>
   new Promise((resolve, reject) => {
     const sending = request(url, { method: 'POST', headers }, async response => {
@@ -136,7 +136,7 @@ export async function run(mib = 64): Promise<Row[]> {
       await many(smallOurs),
     ]
     rows.push({
-      what: `uploads of ${SMALL_BYTES} bytes, ${CONNECTIONS} at once`,
+      what: `uploads of ${SMALL_BYTES} bytes, ${CONNECTIONS} concurrently`,
       value: Number(((a + c) / (b + d)).toFixed(2)),
       unit: 'x',
       target: '>= 0.5',

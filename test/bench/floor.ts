@@ -21,8 +21,8 @@ import {
 } from '#identity/grants/store.ts'
 
 /**
- * What the API is measured against: bare Express and one statement through the same Slonik pool, without identity,
- * permissions, quotas, validation, events or audit; its statements are sent as Slonik sends them by itself. Started as a process of its own by bench/http.ts
+ * The reference for the API: bare Express and one statement through the same Slonik pool, without identity,
+ * permissions, quotas, validation, events or audit; its statements are sent as Slonik sends them by itself. Started as a separate process by bench/http.ts
  * and bench/files.ts.
  */
 const pool = await openPool({ databaseUrl: process.env.DATABASE_URL as string, connections: 17, prepare: false })
@@ -101,7 +101,7 @@ app.post('/actors', async (req, res) => {
   res.status(201).json(row)
 })
 
-// A call from outside: the row of what it starts and a message for a worker, in one transaction.
+// A call from outside: the row of the started work and a message for a worker, in one transaction.
 app.post('/firings', async (req, res) => {
   const { project_id: project, trigger_id: trigger } = req.query as Record<string, string>
   const id = newId('trg_fire')
@@ -118,7 +118,7 @@ app.post('/firings', async (req, res) => {
   res.status(202).json({ firing_id: id })
 })
 
-// A turn: a row before the model is asked, the answer in the row afterwards. Streamed, the model's bytes go on as they come.
+// A turn: a row before the model is called, the answer in the row afterwards. Streamed, the model's bytes are passed on as they come.
 app.post('/turns', async (req, res) => {
   const id = newId('actor')
   const { project_id: project, prompt, stream } = req.body as { project_id: string; prompt: string; stream?: boolean }

@@ -1,6 +1,6 @@
 /**
  * A labelled set for the quality of searches: the documentation of Tidewell, an invented system of water meters, and
- * questions with the passages that answer them. Three slices: `exact` asks by a code or a setting, `paraphrase` in other
+ * questions with the passages that answer them. Three slices: `exact` searches by a code or a setting, `paraphrase` in other
  * words than the text, `entity` by a name.
  */
 

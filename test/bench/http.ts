@@ -10,7 +10,7 @@ import { testEnvironment } from '../support/environment.ts'
 import type { Row } from './rows.ts'
 
 /**
- * Requests a second of one web process beside bare Express with the same statements, both on this machine and in this
+ * Requests a second of one web process next to bare Express with the same statements, both on this machine and in this
  * run. Usage: node test/bench/http.ts [seconds a case, default 6]
  */
 const CONNECTIONS = 16
@@ -103,7 +103,7 @@ export async function run(seconds = 6): Promise<Row[]> {
   const counted = await Promise.all(quotaed.map(actorOf))
   const trips = await roundTrips(app, plain, limited, free[0], counted[0])
 
-  // LOG_LEVEL error would hide the line that tells the port.
+  // LOG_LEVEL error would hide the line that contains the port.
   const web = await start('src/web.ts', { ...env, LOG_LEVEL: 'info' })
   const floor = await start('test/bench/floor.ts', env)
   web.child.stdout?.resume()

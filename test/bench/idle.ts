@@ -11,11 +11,11 @@ import { processorTime } from './measure.ts'
 import type { Row } from './rows.ts'
 
 /**
- * What a web and a worker process cost while nobody asks anything of them: statements, counted on the wire, and processor
+ * The cost of a web and a worker process without requests: statements, counted on the wire, and processor
  * time. Usage: node test/bench/idle.ts [seconds, default 60]
  */
 const SHOWN = 8
-/** What the traffic has left behind is written meanwhile: traces, seals, deliveries. */
+/** Remaining writes of the traffic complete meanwhile: traces, seals, deliveries. */
 const SETTLE_SECONDS = 15
 
 export async function run(seconds = 60): Promise<Row[]> {

@@ -16,7 +16,7 @@ import { run as inlineDocuments } from './inline-documents.ts'
 import type { Row } from './rows.ts'
 
 /**
- * Files that become documents through one worker process with the built-in embedder at 1,024 dimensions, beside the bare
+ * Files that become documents through one worker process with the built-in embedder at 1,024 dimensions, next to the bare
  * statements that insert the rows it has made: texts, chunks with their words, vectors, events.
  * Usage: node test/bench/ingestion.ts
  */
@@ -27,7 +27,7 @@ const WORDS =
     ' ',
   )
 
-/** Prose of so many characters, another one for every seed. */
+/** Prose of `length` characters, another one for every seed. */
 function prose(length: number, seed: number): string {
   let state = seed + 1
   let text = ''
@@ -111,7 +111,7 @@ export async function run(): Promise<Row[]> {
   return rows
 }
 
-/** Uploads the files of a case and asks for their ingestion, while no worker runs. */
+/** Uploads the files of a case and requests their ingestion, while no worker runs. */
 async function admitted(app: TestApp, { files, content_type, fields }: Case): Promise<string[]> {
   const { key } = await app.project()
   const ids: string[] = []
@@ -129,7 +129,7 @@ async function admitted(app: TestApp, { files, content_type, fields }: Case): Pr
   return ids
 }
 
-/** Calls `work` for every item, as many at once as the worker does. */
+/** Calls `work` for every item, with the concurrency of the worker. */
 async function atOnce<T>(items: readonly T[], work: (item: T, index: number) => Promise<unknown>): Promise<void> {
   const left = items.map((item, index) => ({ item, index }))
   await Promise.all(

@@ -17,7 +17,7 @@ import type { Row } from './rows.ts'
 
 /**
  * Texts of 2 KB that callers make documents of over HTTP, with web and worker in two processes and the built-in embedder
- * at 1,024 dimensions, beside the one insert of file, document, version, text, chunk and vector that this needs, from
+ * at 1,024 dimensions, next to the one insert of file, document, version, text, chunk and vector that this needs, from
  * this process, with vectors that were made before. Both in turns; the best round of each counts.
  */
 const CALLERS = 8
@@ -70,7 +70,7 @@ export async function run(prose: (length: number, seed: number) => string): Prom
     for (let round = 0; round < ROUNDS; round++) {
       const before = used()
       const rate = await ours()
-      // What the worker does behind them counts.
+      // Work of the worker after them counts.
       await sleep(1000)
       const each = used().map((total, n) => (total - before[n]) / ROUND)
       rates.push({ ours: rate, theirs: await theirs(), used: each })
@@ -102,7 +102,7 @@ export async function run(prose: (length: number, seed: number) => string): Prom
   }
 }
 
-/** Does `ROUND` things, as many at once as there are callers; how many a second. */
+/** Does `ROUND` calls, one per caller at a time; how many a second. */
 async function atOnce(work: (n: number) => Promise<unknown>): Promise<number> {
   let next = 0
   const started = performance.now()

@@ -2,7 +2,7 @@ import { setImmediate } from 'node:timers/promises'
 import { localVector } from '#content/index/embeddings/local.ts'
 
 /**
- * Generated corpora of vectors, the same in every run. Each is a list of rows and a way to ask: questions are made as rows
+ * Generated corpora of vectors, the same in every run. Each is a list of rows and a way to search: questions are made as rows
  * are, and are no rows themselves.
  */
 
@@ -34,7 +34,7 @@ export function seeded(seed: number): Random {
 }
 
 /**
- * So many rows, with turns of the event loop in between: making a corpus takes minutes on a slow machine, and connections
+ * `count` rows, with turns of the event loop in between: making a corpus takes minutes on a slow machine, and connections
  * that are kept alive have to be closed by the client before the server closes them.
  */
 async function manyOf<T>(count: number, make: (index: number) => T): Promise<T[]> {
@@ -84,11 +84,11 @@ type Size = { rows: number; questions: number; dimensions: number }
 export const isotropic = (size: Size): Promise<Corpus> =>
   topical('isotropic', { ...size, topics: 1000, seed: 1 }, () => 1, 0)
 
-/** Few coordinates hold nearly everything, and every row points into the same half, as those of language models do. */
+/** Few coordinates hold nearly everything, and every row points into the same half, like vectors of language models. */
 export const anisotropic = (size: Size): Promise<Corpus> =>
   topical('anisotropic', { ...size, topics: 1000, seed: 2 }, index => 1 / (index + 1), 1)
 
-/** Nothing is near anything: rows and questions are scattered evenly. No index finds much here, and nobody asks for it. */
+/** Nothing is near anything: rows and questions are scattered evenly. No index finds much here, and no search needs it. */
 export const structureless = async (size: Size): Promise<Corpus> => {
   const random = seeded(3)
   const row = () => normalized(Float64Array.from({ length: size.dimensions }, random.normal))

@@ -15,9 +15,9 @@ const ROUNDS = 3
 const ROUND_MS = 3000
 
 /**
- * Searches of a project of 10,000 chunks by several callers at once: how many a second, and what each costs the processor.
- * By a key without policies, whose searches compare codes that the process keeps, and by one that may see half of the
- * documents, whose searches scan. The best of some rounds each, in turn: what else the machine does disturbs some more than others.
+ * Searches of a project of 10,000 chunks by several concurrent callers: how many a second, and the processor time of each.
+ * By a key without policies, whose searches compare codes that the process keeps, and by a key that may see half of the
+ * documents, whose searches scan. The best of some rounds each, in turn: other load of the machine disturbs some more than others.
  */
 export async function underLoad(
   app: TestApp,

@@ -36,7 +36,7 @@ export async function run(): Promise<Row[]> {
     EMBEDDING_DIMENSIONS: String(DIMENSIONS),
     DATABASE_POOL_MAX: '20',
   }
-  // As it is deployed: rows are not checked against their types.
+  // As deployed: rows are not checked against their types.
   const services = await openServices(
     { ...app.config, EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: DIMENSIONS },
     { log: createLog({ level: 'silent' }), role: 'cli' },

@@ -42,7 +42,7 @@ const K = 10
 /** Results of a question: contents of the whole search, best first, and of words alone. */
 export type SetSearch = (query: string) => Promise<{ whole: string[]; words: string[] }>
 
-/** Searches with a key; a long answer shows by its ranks what was found by words. */
+/** Searches with a key; a long answer shows by its ranks which passages words found. */
 export const setSearch =
   (key: Client): SetSearch =>
   async query => {

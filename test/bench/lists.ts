@@ -9,7 +9,7 @@ const ROWS = Number(process.env.LISTS_ROWS ?? 1_000_000)
 const REQUESTS = 9
 const DEEP = Math.floor(ROWS * 0.9)
 
-/** A second apart, the last one now; every tenth is of another team, status and name. */
+/** Separated by a second, the last one now; every tenth is of another team, status and name. */
 const fill = (project: string): string[] => [
   `insert into ai_providers (id, project_id, name, provider, default_model) values ('p', '${project}', 'p', 'openai', 'm')`,
   `insert into agents (id, project_id, ai_provider_id) values ('a', '${project}', 'p')`,
@@ -75,7 +75,7 @@ export async function run(): Promise<Row[]> {
   }
 }
 
-/** Without triggers, those of foreign keys above all: with them a table takes a minute. */
+/** Without triggers, foreign keys above all: with them a table takes a minute. */
 async function load(databaseUrl: string, project: string): Promise<void> {
   const client = new pg.Client({ connectionString: databaseUrl })
   await client.connect()
@@ -217,7 +217,7 @@ async function narrowed(app: TestApp, projectId: string): Promise<Row[]> {
 
 const INSERTS = 3000
 
-/** What counting adds to a statement that writes one row, in a transaction of its own, at the server. */
+/** The cost that counting adds to a statement that writes one row, in a separate transaction, at the server. */
 async function triggerCosts(app: TestApp): Promise<Row[]> {
   const { id } = await app.project()
   const { pool } = app.services

@@ -6,7 +6,7 @@ import { rounded } from './measure.ts'
 import type { Row } from './rows.ts'
 
 /**
- * Tool calls over MCP beside the same calls over REST, on one web process. Usage: node test/bench/run.ts mcp
+ * Tool calls over MCP next to the same calls over REST, on one web process. Usage: node test/bench/run.ts mcp
  */
 export async function run(seconds = 6): Promise<Row[]> {
   const app = await startApp()

@@ -5,7 +5,7 @@ import type pg from 'pg'
 
 const TICK_MS = 10
 
-/** Of all threads of a process, as Linux counts it; with `children` that of the processes below it too, ended ones included. */
+/** Of all threads of a process, as Linux counts it; with `children` including the processes below it too, ended ones included. */
 export function processorTime(pid: number, { children = false } = {}): number {
   let stat: string
   try {
@@ -14,7 +14,7 @@ export function processorTime(pid: number, { children = false } = {}): number {
     // A child that has ended meanwhile.
     return 0
   }
-  // Behind the name, which may hold anything: utime, stime, cutime, cstime.
+  // After the name, which may hold anything: utime, stime, cutime, cstime.
   const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ')
   const own = fields.slice(11, children ? 15 : 13).reduce((sum, ticks) => sum + Number(ticks) * TICK_MS, 0)
   if (!children) return own
@@ -34,7 +34,7 @@ export async function walBytes(db: pg.Client): Promise<number> {
   return Number(rows[0].bytes)
 }
 
-/** Bytes of all tables of a database with their indexes, after what nobody sees any more has gone. */
+/** Bytes of all tables of a database with their indexes, after invisible rows are gone. */
 export async function tableBytes(db: pg.Client): Promise<number> {
   await db.query('vacuum')
   const { rows } = await db.query(`

@@ -15,7 +15,7 @@ import { type Corpus, sparse } from './knowledge-corpora.ts'
 import type { Row } from './rows.ts'
 
 /**
- * Memory at 100,000 memories in one store beside 100,000 chunks of documents with the same texts, 1,024 dimensions and the built-in embedder:
+ * Memory at 100,000 memories in one store next to 100,000 chunks of documents with the same texts, 1,024 dimensions and the built-in embedder:
  * how long a search over both and a write that is compared with all of them take.
  * Usage: node test/bench/run.ts memory
  */
@@ -94,7 +94,7 @@ const latency = (what: string, times: readonly number[], target?: string): Row =
   note: `p95 ${times[Math.floor(times.length * 0.95)].toFixed(1)} ms; one request at a time`,
 })
 
-/** Memories by the statements that write their words and vectors, some hundred at once. */
+/** Memories by the statements that write their words and vectors, some hundred concurrently. */
 export async function loadMemories(
   services: OpenServices,
   space: Space,

@@ -16,7 +16,7 @@ import type { Row } from './rows.ts'
 import { CALLERS } from './turn-load.ts'
 
 /**
- * Runs of orchestrations, web and worker in two processes with a tool and a model that answer at once, beside turns, direct
+ * Runs of orchestrations, web and worker in two processes with a tool and a model that answer immediately, next to turns, direct
  * calls of the tool and the same steps as a workflow of DBOS. Usage: node test/bench/run.ts orchestration
  */
 const WARM_UP = 60
@@ -77,7 +77,7 @@ async function alone(request: Request, count: number): Promise<number[]> {
   return taken
 }
 
-/** Requests a second of many callers at once. */
+/** Requests a second of many concurrent callers. */
 async function together(request: Request): Promise<number> {
   const result = await autocannon({
     url: request.url,
@@ -291,7 +291,7 @@ async function executed(
   }
 }
 
-/** A loop over many items, and what it leaves in the memory of the worker. */
+/** A loop over many items, and its trace in the memory of the worker. */
 async function fanOut(
   key: Client,
   orchestration: (body: object) => Promise<string>,

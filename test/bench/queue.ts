@@ -24,8 +24,8 @@ import { createDatabase, dropDatabase } from '../support/postgres.ts'
 import type { Row } from './rows.ts'
 
 /**
- * Messages a second through the worker with handlers that do nothing, beside a bare pg-boss fetch and complete loop on
- * the same backlog in the same run; time from a send to the handler when idle; what a claim costs by how many messages
+ * Messages a second through the worker with handlers that do nothing, next to a bare pg-boss fetch and complete loop on
+ * the same backlog in the same run; time from a send to the handler when idle; the cost of a claim by how many messages
  * and projects wait. Usage: node test/bench/queue.ts [messages, default 10000]
  */
 type Item = { id: string; project_id?: string }

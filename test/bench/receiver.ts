@@ -1,8 +1,8 @@
 import { createServer } from 'node:http'
 
 /**
- * A receiver of deliveries in a process of its own. Answers 200 at once; tells its parent its port, on `report` what it
- * got since `reset`, and after `each` every receipt as it happens. Times are milliseconds since 1970.
+ * A receiver of deliveries in a separate process. Answers 200 immediately; sends its parent its port, on `report` the requests
+ * received since `reset`, and after `each` every receipt as it happens. Times are milliseconds since 1970.
  */
 let count = 0
 let first = 0

@@ -13,9 +13,9 @@ const missed = ({ value, target }: Row): boolean => {
 }
 
 /**
- * `npm run bench [names] [-- --fast]`: every benchmark, or those named. Commits wait for the disk, as those of a
+ * `npm run bench [names] [-- --fast]`: every benchmark, or the named ones. Commits wait for the disk, as commits of a
  * deployment do; with `--fast` they do not. All numbers of a run come from one machine at one time; ratios are against a
- * floor measured beside them.
+ * floor measured next to them.
  */
 const all = {
   http: async () => (await import('./http.ts')).run(),

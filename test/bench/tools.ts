@@ -7,8 +7,8 @@ import type { Row } from './rows.ts'
 import { alone, CALLERS, type Target, together } from './turn-load.ts'
 
 /**
- * Turns that call a tool beside turns that do not, and direct calls of a tool beside a bare request through the egress
- * client; web and worker in two processes, model and tool answer at once. Usage: node test/bench/run.ts tools
+ * Turns that call a tool next to turns that do not, and direct calls of a tool next to a bare request through the egress
+ * client; web and worker in two processes, model and tool answer immediately. Usage: node test/bench/run.ts tools
  */
 const WARM_UP = 150
 const TURNS = 300

@@ -1,6 +1,6 @@
 import autocannon from 'autocannon'
 
-/** Waited turns, or anything that is asked for like them. */
+/** Waited turns, or anything that is requested like them. */
 
 export const CALLERS = 16
 
@@ -28,7 +28,7 @@ export async function alone(target: Target, count: number, query = '?wait=true')
   return taken
 }
 
-/** Waited turns of many callers at once. */
+/** Waited turns of many concurrent callers. */
 export async function together(target: Target, seconds: number, query = '?wait=true'): Promise<autocannon.Result> {
   const result = await autocannon({
     url: `${target.url}${target.path}${query}`,

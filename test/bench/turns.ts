@@ -11,7 +11,7 @@ import type { Row } from './rows.ts'
 import { alone, CALLERS, post, type Target, together } from './turn-load.ts'
 
 /**
- * Waited and streamed turns with web and worker in two processes and a double that answers at once, beside Express with
+ * Waited and streamed turns with web and worker in two processes and a double that answers immediately, next to Express with
  * two writes and one request to the double. Usage: node test/bench/turns.ts [seconds, default 8]
  */
 const WARM_UP = 200
@@ -132,7 +132,7 @@ const costs = ({ PostgreSQL, worker, web }: { PostgreSQL: number; worker: number
   web: processorTime(web),
 })
 
-/** What a turn and a message of a session write, and what a turn leaves behind. */
+/** What a turn and a message of a session write, and what a turn leaves. */
 async function written(db: pg.Client, app: AgentApp, agent: Target): Promise<Row[]> {
   const settle = () => sleep(1500)
   const key = client(agent.url, agent.token)

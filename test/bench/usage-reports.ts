@@ -3,7 +3,7 @@ import { startApp } from '../support/app.ts'
 import { median } from './measure.ts'
 import type { Row } from './rows.ts'
 
-/** Usage events of one project over 30 days, and what they differ in. */
+/** Usage events of one project over 30 days, and their differences. */
 const EVENTS = Number(process.env.USAGE_EVENTS ?? 1_000_000)
 const DAYS = 30
 const MODELS = 5

@@ -22,8 +22,8 @@ import { percentile, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
 
 /**
- * Runs that wait: what those cost that wait for people and timers, and how long another project waits beside those that wait
- * for a worker or for room.
+ * Runs that wait: the cost of waiting for people and timers, and how long another project waits next to runs that wait
+ * for a worker or for capacity.
  */
 const PARKED = 10_000
 const QUEUED = 5_000
@@ -88,7 +88,7 @@ async function parked(): Promise<Row[]> {
       untaken: () => listUnclaimedNodes(pool, 5, 1000),
       queued: () => listStaleQueuedRuns(pool, 5, 1000),
       behind: () => listStaleRunningRuns(pool, 5, 1000),
-      // One of five pages: each is a statement of its own.
+      // One of five pages: each is a separate statement.
       'a page of those that wait': () => listStaleWaitingRuns(pool, { quietSeconds: 5, after: '', limit: 2000 }),
     }
     for (let n = 0; n < SWEEPS; n++)
@@ -124,7 +124,7 @@ async function parked(): Promise<Row[]> {
   }
 }
 
-/** A run of one project beside those of another that wait for a worker, or for room. */
+/** A run of one project next to runs of another that wait for a worker, or for capacity. */
 async function beside(waitsFor: string, max_concurrent_runs: number | null): Promise<Row[]> {
   const double = await startDouble({})
   const app = await startAgentApp({ workers: [] })
@@ -187,7 +187,7 @@ async function beside(waitsFor: string, max_concurrent_runs: number | null): Pro
     }
     return [
       {
-        what: `a run beside ${QUEUED} of another project that wait for ${waitsFor}, longest of ${ASKED}`,
+        what: `a run next to ${QUEUED} of another project that wait for ${waitsFor}, longest of ${ASKED}`,
         value: Math.round(Math.max(...times)),
         unit: 'ms',
         target: '<= 1000',

@@ -6,7 +6,7 @@ import { median, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
 
 /**
- * A run of an eval beside as many turns in the background: one web and one worker process, a model that answers at once.
+ * A run of an eval next to as many turns in the background: one web and one worker process, a model that answers immediately.
  * Part of `npm run bench work`.
  */
 const ITEMS = Number(process.env.BENCH_EVAL_ITEMS ?? 1000)
@@ -19,7 +19,7 @@ async function made(app: AgentApp, path: string, body: object): Promise<any> {
   return reply.body
 }
 
-/** Seconds until so many turns of an agent have completed that are asked for at once. */
+/** Seconds until a number of concurrently requested turns of an agent have completed. */
 async function turns(app: AgentApp, agent: string, count: number): Promise<number> {
   const started = performance.now()
   const before = (await app.key.get(`/generations?agent_id=${agent}&status=completed&limit=1`)).body.total
@@ -62,7 +62,7 @@ async function evalOf(app: AgentApp, agent_id: string, count: number): Promise<s
   return (await made(app, '/evals', { name: `${count} items`, agent_id, dataset_id, scorers })).id
 }
 
-/** Rows of the suite: with as many items at once as a worker asks where nothing is set, and with as many as there are callers. */
+/** Rows of the suite: with the default concurrency of a worker, and with as many as there are callers. */
 export async function run(): Promise<Row[]> {
   const rows: Row[] = []
   for (const batch of [5, CALLERS + 1]) rows.push(...(await compare(batch)))

@@ -13,7 +13,7 @@ import type { Row } from './rows.ts'
 import { CALLERS } from './turn-load.ts'
 
 /**
- * Tasks of workflows, web and worker in two processes with a tool that answers at once, beside bare Express writing the same
+ * Tasks of workflows, web and worker in two processes with a tool that answers immediately, next to bare Express writing the same
  * rows and direct calls of the tool. Usage: node test/bench/run.ts work
  */
 const SECONDS = 6
@@ -22,9 +22,9 @@ const HOPS = 200
 const BOARD_TASKS = 100_000
 const BOARDS = 50
 const OPEN_TASKS = 10_000
-/** What is done every minute is counted as often in one window as in the other. */
+/** Work of every minute is counted as often in one window as in the other. */
 const IDLE_SECONDS = 60
-/** What the traffic has left behind is written meanwhile. */
+/** Remaining writes of the traffic complete meanwhile. */
 const SETTLE_SECONDS = 15
 
 const looping = {
@@ -79,7 +79,7 @@ const post = (token: string | null, body: object) => ({
   body: JSON.stringify(body),
 })
 
-/** Moves a second, each of a task of its own, against the same rows written by bare Express. */
+/** Moves a second, each of a separate task, against the same rows written by bare Express. */
 async function transitions(app: AgentApp, url: string, floor: string): Promise<Row> {
   const workflow_id = await made(app, '/workflows', { name: 'loop', ...looping })
   const ids: string[] = []
@@ -116,7 +116,7 @@ async function transitions(app: AgentApp, url: string, floor: string): Promise<R
   }
 }
 
-/** From the commit that enters a state to the one that leaves it, by what the tool said, against a direct call of the tool. */
+/** From the commit that enters a state to the commit that leaves it, by the answer of the tool, against a direct call of the tool. */
 async function hops(
   app: AgentApp,
   db: pg.Client,
@@ -165,7 +165,7 @@ async function hops(
     calls.push(performance.now() - started)
     await hop()
   }
-  // Others would share the looks of an idle worker.
+  // Others would share the polls of an idle worker.
   child.kill('SIGKILL')
   // By the clock of the process that writes both.
   const { rows } = await db.query(
@@ -186,7 +186,7 @@ async function hops(
   }
 }
 
-/** Fills a workflow with tasks, by SQL: what is measured is how they are read. */
+/** Fills a workflow with tasks, by SQL: only their reads are measured. */
 async function filled(db: pg.Client, workflow_id: string, project_id: string, count: number): Promise<void> {
   await db.query(
     `insert into tasks (id, project_id, workflow_id, workflow_version, title, state, status, payload, automation_chain_depth,
@@ -222,14 +222,14 @@ async function board(app: AgentApp, db: pg.Client, url: string): Promise<Row> {
   }
 }
 
-/** Statements of a worker that has nothing to do, without tasks and beside many open ones of which none is due. */
+/** Statements of a worker that has nothing to do, without tasks and next to many open ones, none due. */
 async function idle(
   app: AgentApp,
   db: pg.Client,
   begin: (...at: Parameters<typeof start>) => Promise<{ child: ChildProcess }>,
 ): Promise<Row[]> {
   const proxy = await startCountingProxy(app.databaseUrl)
-  // Before both windows: what follows from a request goes on for a while.
+  // Before both windows: work that follows a request continues for a while.
   const workflow_id = await made(app, '/workflows', { name: 'idle', ...looping })
   try {
     const { child } = await begin('jobs/worker.ts', testEnvironment(proxy.url))
@@ -254,7 +254,7 @@ async function idle(
     child.kill('SIGKILL')
     return [
       {
-        what: `statements a second of an idle worker beside ${OPEN_TASKS.toLocaleString('en')} open tasks, none due, of one without`,
+        what: `statements a second of an idle worker with ${OPEN_TASKS.toLocaleString('en')} open tasks, none due, of a worker without`,
         value: rounded(beside.rate / without.rate, 2),
         unit: 'x',
         target: '<= 1.1',

@@ -91,7 +91,7 @@ describe('files of a deployment', () => {
         assert.ok(only('COPY').includes(`--from=build /app/${built} ./${built}`), built)
     })
 
-    it('copies what is there and what reaches the builder, and all that a process loads', async () => {
+    it('copies only paths that exist and reach the builder, and every file that a process loads', async () => {
       const [first, ...reached] = read('.dockerignore')
         .replaceAll(/^#.*\n/gm, '')
         .trim()
@@ -174,7 +174,7 @@ describe('files of a deployment', () => {
       }
     })
 
-    it('gives the processes nothing to write and no rights, and asks whether they are ready', () => {
+    it('gives the processes no writable path and no privileges, and checks whether they are ready', () => {
       for (const service of [migrate, web, worker]) {
         assert.deepEqual([service.read_only, service.cap_drop, service.tmpfs], [true, ['ALL'], ['/tmp']])
         assert.deepEqual(service.security_opt, ['no-new-privileges:true'])
@@ -209,7 +209,7 @@ describe('files of a deployment', () => {
       return sections as Record<'Unit' | 'Service' | 'Install', Record<string, string>>
     }
 
-    it('run what `npm run` starts, behind migrations that run once', () => {
+    it('run the commands of `npm run`, after migrations that run once', () => {
       const migrations = unit('migrate').Service
       assert.deepEqual([migrations.Type, migrations.RemainAfterExit], ['oneshot', 'yes'])
       assert.equal(migrations.ExecStart, `/usr/bin/${started('migrate').join(' ')}`)

@@ -16,7 +16,7 @@ import { startProcess, type TestProcess } from '../support/processes.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
 
-/** Extension points whose one contributor is in the same area, and why it is not called: what it uses of earlier folders. */
+/** Extension points whose one contributor is in the same area, and why it is not called: its uses of earlier folders. */
 const WITHIN_AREA: Record<string, string> = {
   'approval desk': 'approvals resume turns',
   'case executions': 'executions change cases',
@@ -66,7 +66,7 @@ describe('modules', () => {
     assert.deepEqual(JSON.parse(listed.stdout), { ...here, extension_points: listExtensionPoints() })
   })
 
-  it('contribute to every extension point, which says where it is declared and what it is for', () => {
+  it('contribute to every extension point, which states its file and its purpose', () => {
     const points = listExtensionPoints()
     const declared = sources.flatMap(({ folder, text }) => [
       ...[...text.matchAll(/=\s+extensionPoint<[\s\S]*?\(\{\s*name: '(.+)',\s*folder: '(.+)',/g)].map(

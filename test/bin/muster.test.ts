@@ -12,14 +12,16 @@ import { expireQueue } from '#execution/approvals/queue.ts'
 import { createTurn } from '#execution/generations/request/create.ts'
 import { findEmbedded, startEmbedded } from '#local/postgres.ts'
 import { withSettings } from '#operator/settings.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { launch, run } from '../support/commands.ts'
 import { startEmbeddingServer } from '../support/embedding-server.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster as inHost } from '../support/hosts.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 import { startReceiver } from '../support/receiver.ts'
+import { createdBy } from '../support/replies.ts'
 import { startS3 } from '../support/s3.ts'
+import { forSuite } from '../support/suite.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
 
@@ -28,16 +30,12 @@ type Check = { name: string; status: string; detail: string; fix?: string }
 describe('muster', function () {
   this.timeout(60_000)
 
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ workers: ['delivery'] })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startApp({ workers: ['delivery'] }))
 
   const muster = (args: string[], env: Record<string, string> = {}) =>
     inHost(args, { ...testEnvironment(app.databaseUrl), ...env })
 
-  /** The same in a process of its own, as a user runs it; test/bin/docs.test.ts runs every command so. */
+  /** The same in a separate process, as a user runs it; test/bin/docs.test.ts runs every command so. */
   const alone = (args: string[], env: Record<string, string> = {}) =>
     run('bin/muster.ts', args, { ...testEnvironment(app.databaseUrl), ...env })
 
@@ -57,7 +55,7 @@ describe('muster', function () {
   }
 
   describe('usage', () => {
-    it('exits 2 for what it does not understand and 0 for help', async () => {
+    it('exits 2 for an unknown command or flag and 0 for help', async () => {
       for (const args of [
         [],
         ['nonsense'],
@@ -111,7 +109,7 @@ describe('muster', function () {
       assert.equal((await diagnosis(env)).of('migrations')[0].detail, of('migrations')[0].detail)
     })
 
-    it('is migrated once, by whoever comes first', async () => {
+    it('is migrated once when several processes start together', async () => {
       const runs = await Promise.all([0, 1, 2].map(() => alone(['migrate', '--json'], env)))
       const ran = runs.map(({ code, stdout, stderr }) => {
         assert.equal(code, 0, stderr)
@@ -228,7 +226,7 @@ describe('muster', function () {
       )
     })
 
-    it('names every setting that cannot be used, and goes on', async () => {
+    it('names every unusable setting and continues', async () => {
       const { of } = await diagnosis({ NODE_ENV: 'production', JWT_SECRET: '', PORT: 'x', WORKER_CONCURRENCY: '0' })
       const named = of('configuration').map(({ detail }) => detail.split(':')[0])
       assert.deepEqual(named.sort(), ['BASE_URL', 'JWT_SECRET', 'PORT', 'WORKER_CONCURRENCY'])
@@ -254,11 +252,8 @@ describe('muster', function () {
     it('names records with an address that the egress rule blocks, and allowed ones not', async () => {
       const { key, id } = await app.project()
       const url = 'http://10.0.0.1/x'
-      const made = async (path: string, body: object): Promise<string> => {
-        const reply = await key.post(path, { name: 'x', project_id: id, ...body })
-        assert.equal(reply.status, 201, JSON.stringify(reply.body))
-        return reply.body.id
-      }
+      const made = async (path: string, body: object): Promise<string> =>
+        (await createdBy(key, path, { name: 'x', project_id: id, ...body })).id
       const custom = { provider: 'custom', default_model: 'm' }
       const provider = await made('/ai-providers', { ...custom, base_url: 'http://10.0.0.2/v1' })
       const auth = { type: 'oauth2_client_credentials', client_id: 'a', client_secret: 'b', token_url: url }
@@ -391,7 +386,7 @@ describe('muster', function () {
       assert.match(of('configuration').at(-1)?.detail ?? '', /^EGRESS_ALLOW_HOSTS: /)
     })
 
-    it('prints a line a check, with what mends it', async () => {
+    it('prints a line per check, with the step that fixes it', async () => {
       const { code, stdout } = await alone(['doctor'])
       assert.equal(code, 0)
       assert.match(stdout, /^ok {4}database +PostgreSQL \d+/m)
@@ -553,7 +548,7 @@ describe('muster', function () {
     assert.equal((await queues.stats()).find(({ queue }) => queue === name)?.waiting, 2)
   })
 
-  it('the settings in docs/operations.md are those of the code', () => {
+  it('the settings in docs/operations.md match the settings in the code', () => {
     const file = path.join(root, 'docs/operations.md')
     const document = fs.readFileSync(file, 'utf8')
     assert.equal(withSettings(document), document, 'run npm run docs')

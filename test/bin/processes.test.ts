@@ -81,7 +81,7 @@ describe('web and worker processes', function () {
     assert.deepEqual(await lines({ KNOWLEDGE_TEXT_SEARCH_CONFIG: 'english' }), [undefined, undefined])
   })
 
-  it('a web process finishes what is in flight, answers 503 meanwhile and exits 0', async () => {
+  it('a web process finishes requests in flight, answers 503 meanwhile and exits 0', async () => {
     const { running, url, port } = await ready('src/web.ts')
     assert.equal(await status(`${url}/healthz`), 200)
     assert.equal(await status(`${url}/readyz`), 200)
@@ -108,7 +108,7 @@ describe('web and worker processes', function () {
     assert.equal(await answered, 503)
   })
 
-  it('the SIGINT of a terminal and its echo through npm are one signal; a later one ends at once', async () => {
+  it('the SIGINT of a terminal and its echo through npm are one signal; a later signal ends the process immediately', async () => {
     const echoed = await ready('src/web.ts')
     const first = await inFlight(echoed.port)
     echoed.running.child.kill('SIGINT')
@@ -134,7 +134,7 @@ describe('web and worker processes', function () {
     })
     assert.match(running.output.stdout, /"kinds":\["delivery","snapshot"\]/)
     const others = '"ingestion","generation","orchestration","trigger","evaluation"'
-    await eventually(() => running.output.stdout.includes(`"concerns":[${others}]`), { what: 'what nobody works on' })
+    await eventually(() => running.output.stdout.includes(`"concerns":[${others}]`), { what: 'orphaned work' })
     assert.equal(await status(`${url}/healthz`), 200)
     await eventually(async () => (await status(`${url}/readyz`)) === 200, { within: 10_000 })
     assert.equal(await running.stop(), 0, running.output.stdout.slice(-3000) + running.output.stderr)
@@ -144,7 +144,7 @@ describe('web and worker processes', function () {
     await pool.end()
   })
 
-  it('a worker of runs writes its heartbeat file after each look at its queues, and is not ready while it cannot', async () => {
+  it('a worker of runs writes its heartbeat file after each poll of its queues, and is not ready while it cannot', async () => {
     const folder = await mkdtemp(path.join(tmpdir(), 'muster-heartbeat-'))
     const file = path.join(folder, 'beat')
     const env = { ORCHESTRATION_WORKER_HEARTBEAT_FILE: file, ORCHESTRATION_WORKER_HEARTBEAT_STALE_MS: '12000' }
@@ -196,7 +196,7 @@ describe('web and worker processes', function () {
     )
   })
 
-  it('settings that cannot be used are named, all at once and each in a line', async () => {
+  it('unusable settings are all named together, each in a line', async () => {
     for (const file of ['src/web.ts', 'jobs/worker.ts']) {
       const settings = { DATABASE_POOL_MAX: 'many', NODE_ENV: 'production', EGRESS_ALLOW_HOSTS: 'a b' }
       const { code, stderr } = await run(file, [], { ...testEnvironment(database.url), ...settings })

@@ -125,7 +125,7 @@ const MACHINES: Machine[] = [
   },
 ]
 
-/** Arrows and states of the diagram below a heading of flows.md; those of a group have its name in front. */
+/** Arrows and states of the diagram below a heading of flows.md; states of a group have its name in front. */
 function diagramOf(heading: string): { arrows: string[]; states: Map<string, Set<string>> } {
   const section = read('docs/flows.md').split(`\n### ${heading}\n`)[1] ?? assert.fail(`flows.md has no ${heading}`)
   const [, diagram] = /```mermaid\nstateDiagram-v2\n(.*?)```/s.exec(section) ?? assert.fail(`${heading} has no diagram`)
@@ -163,7 +163,7 @@ describe('the state diagrams', () => {
         for (const [file, text] of transitions) assert.ok(read(`src/${file}`).includes(text), `${file}: ${text}`)
       })
 
-      it('knows every file that writes the status', () => {
+      it('lists every file that writes the status', () => {
         const [folder, pattern] = writes
         const files = fs.readdirSync(path.join(root, 'src', folder), { recursive: true, encoding: 'utf8' })
         const writing = files

@@ -122,7 +122,7 @@ describe('muster up', function () {
     assert.equal(fs.existsSync(pidFile), false)
   })
 
-  it('a second one on the same directory is refused and the first goes on', async () => {
+  it('a second process on the same directory is refused and the first continues', async () => {
     const running = start()
     const report = await reported(running)
     const other = start()
@@ -170,7 +170,7 @@ describe('muster up', function () {
     assert.doesNotMatch(await stderr(), /other sources/)
   })
 
-  it('a second signal ends it at once, and its database with it', async () => {
+  it('a second signal ends the process immediately, and its database with it', async () => {
     const running = start()
     const report = await reported(running)
     // A request whose body never comes keeps the first signal waiting.
@@ -195,14 +195,14 @@ describe('muster up', function () {
     await eventually(() => !fs.existsSync(pidFile), { what: 'the end of the server' })
   })
 
-  it('a signal while it starts leaves nothing behind', async () => {
+  it('a signal during the start leaves no process and no file', async () => {
     const running = start()
     await eventually(() => fs.existsSync(pidFile))
     assert.equal(await running.stop(), 0)
     assert.equal(fs.existsSync(pidFile), false)
   })
 
-  it('uses the database that DATABASE_URL names, without a demo when asked', async () => {
+  it('uses the database that DATABASE_URL names, without a demo unless requested', async () => {
     const url = await createDatabase()
     const other = path.join(base, 'named')
     try {

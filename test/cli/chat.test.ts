@@ -1,19 +1,12 @@
 import assert from 'node:assert/strict'
-import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
+import { startSessionApp } from '../conversation/session-support.ts'
+import { forSuite } from '../support/suite.ts'
 import { User } from './support.ts'
 
 describe('muster chat', function () {
   this.timeout(120_000)
-  let app: SessionApp
-  let user: User
-  before(async () => {
-    app = await startSessionApp()
-    user = new User(app.url, app.key.token)
-  })
-  after(async () => {
-    user?.close()
-    await app?.close()
-  })
+  const app = forSuite(startSessionApp)
+  const user = forSuite(() => new User(app.url, app.key.token))
 
   it('sends each line and prints the replies, in a session that can be continued', async () => {
     const { agentId } = await app.scripted(

@@ -20,6 +20,7 @@ import { valueAt } from '../../cli/src/render.ts'
 import { argumentsOf } from '../../cli/src/run.ts'
 import { startScripted } from '../client/support.ts'
 import { random } from '../support/random.ts'
+import { forSuite } from '../support/suite.ts'
 import { PROGRAM, User } from './support.ts'
 
 const table = loadCommands(path.resolve(import.meta.dirname, '../../client/commands.json'))
@@ -192,11 +193,7 @@ describe('commands of the command line', () => {
   })
 
   describe('values', () => {
-    let user: User
-    before(() => {
-      user = new User()
-    })
-    after(() => user.close())
+    const user = forSuite(() => new User())
 
     it('read files as text, JSON or YAML, and texts that begin with @', async () => {
       const text = user.file('prompt.md', 'Be kind.\n')

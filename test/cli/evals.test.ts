@@ -1,19 +1,12 @@
 import assert from 'node:assert/strict'
-import { type EvalApp, item, startEvalApp } from '../evaluation/support.ts'
+import { item, startEvalApp } from '../evaluation/support.ts'
+import { forSuite } from '../support/suite.ts'
 import { User } from './support.ts'
 
 describe('eval runs on the command line', function () {
   this.timeout(60_000)
-  let app: EvalApp
-  let user: User
-  before(async () => {
-    app = await startEvalApp()
-    user = new User(app.url, app.key.token)
-  })
-  after(async () => {
-    user?.close()
-    await app?.close()
-  })
+  const app = forSuite(startEvalApp)
+  const user = forSuite(() => new User(app.url, app.key.token))
 
   it('end with 11 where the run did not pass, with 0 where it passed or has no threshold', async () => {
     const agent_id = await app.echo('verdict')

@@ -2,23 +2,15 @@ import assert from 'node:assert/strict'
 import http from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { verifyWebhook } from '../../client/dist/index.js'
-import { eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { User } from './support.ts'
 
 describe('muster listen and formations deploy', function () {
   this.timeout(120_000)
-  let app: TestApp
-  let project: TestProject
-  let user: User
-  before(async () => {
-    app = await startApp({ workers: ['orchestration', 'delivery'] })
-    project = await app.project()
-    user = new User(app.url, project.key.token)
-  })
-  after(async () => {
-    user?.close()
-    await app?.close()
-  })
+  const app = forSuite(() => startApp({ workers: ['orchestration', 'delivery'] }))
+  const project = forSuite(() => app.project())
+  const user = forSuite(() => new User(app.url, project.key.token))
 
   it('forwards new events to a local address, signed, and prints the status of each', async () => {
     const received: { headers: http.IncomingHttpHeaders; body: string }[] = []

@@ -1,24 +1,17 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { peakKilobytes, startRows, User } from './support.ts'
 
 const ROWS = 100_000
 
 describe('long lists on the command line', function () {
   this.timeout(180_000)
-  let service: Awaited<ReturnType<typeof startRows>>
-  let user: User
-  before(async () => {
-    service = await startRows(ROWS, 1000)
-    user = new User(service.url, 'sk_x')
-  })
+  const service = forSuite(() => startRows(ROWS, 1000))
+  const user = forSuite(() => new User(service.url, 'sk_x'))
   beforeEach(() => {
     service.pages = 0
-  })
-  after(() => {
-    user?.close()
-    service?.close()
   })
 
   it('print 100,000 rows of 1 KB with a heap of 64 MiB, of which they keep nothing', async () => {
@@ -46,7 +39,7 @@ describe('long lists on the command line', function () {
     assert.ok(kilobytes > 0 && kilobytes * 1024 < 180e6, `${kilobytes} KiB`)
   })
 
-  it('request no page that the reader of the output has no room for', async () => {
+  it('requests no page beyond the capacity of the reader of its output', async () => {
     const { child, ended } = user.start(['actors', 'list', '--all', '--jsonl'])
     child.stdout!.removeAllListeners('data')
     child.stdout!.pause()

@@ -20,7 +20,7 @@ async function startSecure() {
   return { server, port: (server.address() as AddressInfo).port }
 }
 
-/** A proxy that leads every tunnel to a port of this machine, and the addresses that it was asked for. */
+/** A proxy that leads every tunnel to a port of this machine, and the addresses of its requests. */
 async function startProxy(port: number) {
   const asked: string[] = []
   const server = http.createServer((_req, res) => res.writeHead(405).end())

@@ -4,7 +4,8 @@ import path from 'node:path'
 import { TOKEN_PART_NAMES } from '#control/usage/usage-draft.ts'
 import { PROVIDER_TYPES } from '#execution/providers/model.ts'
 import { pricesOf, readPriceBook } from '../../cli/src/price-book.ts'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { User } from './support.ts'
 
 const COMPONENTS = new Set<string>([
@@ -18,21 +19,10 @@ const COMPONENTS = new Set<string>([
 
 describe('muster prices import', function () {
   this.timeout(120_000)
-  let app: TestApp
-  let project: TestProject
-  let admin: User
-  let user: User
-  before(async () => {
-    app = await startApp()
-    project = await app.projectWith(['projects:GetProjectPrices', 'projects:ManageProjectPrices'])
-    admin = new User(app.url, app.admin.token)
-    user = new User(app.url, project.key.token)
-  })
-  after(async () => {
-    admin?.close()
-    user?.close()
-    await app?.close()
-  })
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.projectWith(['projects:GetProjectPrices', 'projects:ManageProjectPrices']))
+  const admin = forSuite(() => new User(app.url, app.admin.token))
+  const user = forSuite(() => new User(app.url, project.key.token))
 
   const bookFile = (name: string, input_tokens: number) => {
     const file = path.join(admin.directory, name)

@@ -1,24 +1,17 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
-import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
+import { startSessionApp } from '../conversation/session-support.ts'
 import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { User } from './support.ts'
 
 const hasControls = (text: string): boolean => ['\u001b', '\u0007', '\u202e'].some(each => text.includes(each))
 
 describe('the command line with the service', function () {
   this.timeout(120_000)
-  let app: SessionApp
-  let user: User
-  before(async () => {
-    app = await startSessionApp()
-    user = new User(app.url, app.key.token)
-  })
-  after(async () => {
-    user?.close()
-    await app?.close()
-  })
+  const app = forSuite(startSessionApp)
+  const user = forSuite(() => new User(app.url, app.key.token))
 
   /** Runs a command that must succeed and prints JSON. */
   const json = async (...args: string[]) => {
@@ -56,7 +49,7 @@ describe('the command line with the service', function () {
     assert.equal(stdout, await response.text())
   })
 
-  it('keeps the digits of numbers in flags, in files, and in what it prints', async () => {
+  it('keeps the digits of numbers in flags, in files and in its output', async () => {
     const { id } = await json('datasets', 'create', '--name', 'digits')
     const metadata = '{"id":2512292042121000001,"price":1.10}'
     const question = ['--input', '[{"role":"user","content":"hi"}]']

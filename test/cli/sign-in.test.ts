@@ -3,16 +3,13 @@ import fs from 'node:fs'
 import path from 'node:path'
 import { json as answer, startScripted } from '../client/support.ts'
 import { ADMIN, eventually } from '../support/app.ts'
-import { allowing, approve, Browser, beginRequest, inBrowser, type OauthApp, startOauthApp } from '../support/oauth.ts'
+import { allowing, approve, Browser, beginRequest, inBrowser, startOauthApp } from '../support/oauth.ts'
+import { forSuite } from '../support/suite.ts'
 import { type Started, User } from './support.ts'
 
 describe('sign-in on the command line', function () {
   this.timeout(120_000)
-  let app: OauthApp
-  before(async () => {
-    app = await startOauthApp()
-  })
-  after(() => app?.close())
+  const app = forSuite(startOauthApp)
 
   /** A user without a token of the environment. */
   const withUser = async (run: (user: User) => Promise<void>) => {

@@ -3,6 +3,7 @@ import { execFileSync } from 'node:child_process'
 import fs from 'node:fs'
 import path from 'node:path'
 import { json, startScripted } from '../client/support.ts'
+import { forSuite } from '../support/suite.ts'
 import { PROGRAM, User } from './support.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
@@ -11,16 +12,12 @@ const LIST = { data: [{ id: ID, name: 'Ann' }, { id: '$(touch executed)' }], tot
 
 describe('a start of the command line', function () {
   this.timeout(60_000)
-  let service: Awaited<ReturnType<typeof startScripted>>
+  const service = forSuite(() => startScripted(json(LIST)))
   let user: User
-  before(async () => {
-    service = await startScripted(json(LIST))
-  })
   beforeEach(() => {
     user = new User(service.url, 'sk_x')
   })
   afterEach(() => user.close())
-  after(() => service?.close())
 
   /** Runs the program; returns the files of this repository and the modules of Node that it has loaded. */
   const loads = async (...args: string[]) => {
@@ -62,7 +59,7 @@ describe('a start of the command line', function () {
     assert.ok(fs.statSync(path.join(root, 'cli/dist/complete.js')).size < 16_384)
   })
 
-  it('loads two files for a request, YAML only with a profile, and no module of Node for what is not done', async () => {
+  it('loads two files for a request, YAML only with a profile, and no unused module of Node', async () => {
     const command = ['bin/muster.mjs', 'cli/dist/main.js']
     assert.deepEqual((await loads('actors', 'get', ID)).files, command)
     assert.deepEqual((await loads('actors', 'get', '--help')).modules.filter(isHeavy), [])

@@ -1,25 +1,18 @@
 import assert from 'node:assert/strict'
 import http from 'node:http'
 import type { AddressInfo } from 'node:net'
-import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
+import { startSessionApp } from '../conversation/session-support.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 import { User } from './support.ts'
 
 const ask = ['--prompt', 'Say it']
 
 describe('turns and work on the command line', function () {
   this.timeout(120_000)
-  let app: SessionApp
-  let user: User
-  before(async () => {
-    app = await startSessionApp({ workers: ['generation', 'orchestration'] })
-    user = new User(app.url, app.key.token)
-  })
-  after(async () => {
-    user?.close()
-    await app?.close()
-  })
+  const app = forSuite(() => startSessionApp({ workers: ['generation', 'orchestration'] }))
+  const user = forSuite(() => new User(app.url, app.key.token))
 
   const generation = async () => (await app.key.get('/generations?limit=1')).body.data[0]
 

@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
 import net, { type AddressInfo, type Socket } from 'node:net'
 import { Muster } from '../../client/dist/index.js'
-import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
+import { startSessionApp } from '../conversation/session-support.ts'
 import { random } from '../support/random.ts'
+import { forSuite } from '../support/suite.ts'
 import { withoutWaiting } from './support.ts'
 
 const SEEDS = 200
@@ -45,11 +46,7 @@ async function startCutter(target: URL, bytes: () => number) {
 
 describe('a streamed turn over connections that are cut', function () {
   this.timeout(180_000)
-  let app: SessionApp
-  before(async () => {
-    app = await startSessionApp()
-  })
-  after(() => app?.close())
+  const app = forSuite(startSessionApp)
 
   it(`yields the events of an uncut one, whatever the bytes of the cuts (${SEEDS} seeds)`, async () => {
     const text = 'Orders can be returned within thirty days, Grüße. '.repeat(3)

@@ -3,9 +3,10 @@ import fs from 'node:fs'
 import path from 'node:path'
 import * as functions from '../../client/dist/generated/operations.js'
 import { Client, type EventStream, MusterError } from '../../client/dist/index.js'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { type Reply, sendByClient } from '../support/client-driver.ts'
 import { populate } from '../support/populate.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Command = {
   id: string
@@ -21,15 +22,13 @@ const commands: Command[] = JSON.parse(fs.readFileSync(file, 'utf8')).commands
 
 describe('every operation through the client', function () {
   this.timeout(120_000)
-  let app: TestApp
+  const app = forSuite(startApp)
   let ids: Record<string, string>
   before(async () => {
-    app = await startApp()
     // Creates are requests of the client too.
     process.env.TEST_CLIENT_DRIVER = 'true'
     ids = await populate(app)
   })
-  after(() => app?.close())
 
   const filled = (template: string): string =>
     template.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(ids[name] ?? 'none'))

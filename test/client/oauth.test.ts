@@ -1,14 +1,11 @@
 import assert from 'node:assert/strict'
 import { Muster, OAuthError, type OAuthSession, type OAuthStore, oauth } from '../../client/dist/index.js'
-import { allowing, approve, Browser, beginRequest, type OauthApp, REDIRECT, startOauthApp } from '../support/oauth.ts'
+import { allowing, approve, Browser, beginRequest, REDIRECT, startOauthApp } from '../support/oauth.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('sign-in of the client', function () {
   this.timeout(60_000)
-  let app: OauthApp
-  before(async () => {
-    app = await startOauthApp()
-  })
-  after(() => app?.close())
+  const app = forSuite(startOauthApp)
 
   /** A store whose session the test sees. */
   const memory = () => {

@@ -415,7 +415,7 @@ describe('requests of the client', () => {
       assert.equal(slow.reason, 'timeout')
     })
 
-    it('throw for a status that they do not know, instead of waiting on', async () => {
+    it('throw for an unknown status instead of waiting longer', async () => {
       const server = await start(run('queued'), run('queued'), run('archived'))
       const { value } = await withoutWaiting(() => failureOf(startRun(server).settled({ timeoutMs: 5000 })))
       assert.deepEqual([value.name, value.reason], ['NoAnswer', 'broken'])

@@ -4,18 +4,17 @@ import http, { type IncomingMessage, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { isMusterError, Muster, type NoAnswer, NotFound, WorkFailed, WorkWaits } from '../../client/dist/index.js'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
+import { forSuite } from '../support/suite.ts'
 
 const tokenOf = (app: SessionApp): string => app.key.token as string
 
 describe('the client with the service', function () {
   this.timeout(120_000)
-  let app: SessionApp
+  const app = forSuite(startSessionApp)
   let muster: Muster
   before(async () => {
-    app = await startSessionApp()
     muster = new Muster({ baseUrl: app.url, token: tokenOf(app), maxRetries: 2 })
   })
-  after(() => app?.close())
 
   it('creates, gets, updates, lists, tags and deletes, with the names of the wire', async () => {
     const { data, status, etag, requestId } = await muster.actors.create({ name: 'Ann' }).withResponse()

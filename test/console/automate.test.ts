@@ -3,29 +3,22 @@ import type { Page } from 'playwright-core'
 import { voidStatement } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
-import { type Receiver, startReceiver } from '../support/receiver.ts'
+import { startReceiver } from '../support/receiver.ts'
+import { postedBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { choose, consoleSuite, focusOn, go, HOSTILE, openConsole, pressEnter } from './support.ts'
 
 describe('the console for automation', function () {
   this.timeout(180_000)
   const suite = consoleSuite(['generation', 'delivery', 'orchestration', 'trigger'])
   const { at, open, heading, closeLater } = suite
-  let receiver: Receiver
-
-  before(async () => {
-    receiver = await startReceiver()
-  })
-  after(async () => await receiver?.close())
+  const receiver = forSuite(startReceiver)
   beforeEach(() => {
     receiver.requests.length = 0
     receiver.answer = 200
   })
 
-  const post = async (path: string, body: object = {}) => {
-    const made = await suite.app.admin.post(path, body)
-    assert.ok(made.status < 300, `${path} ${JSON.stringify(made.body)}`)
-    return made.body
-  }
+  const post = (path: string, body: object = {}) => postedBy(suite.app.admin, path, body)
   const create = async (path: string, body: object) => await post(path, { project_id: suite.app.projectId, ...body })
   const read = async (path: string) => (await suite.app.admin.get(path)).body
   /** Moves the focus to a button or link and activates it with the keyboard. */
@@ -159,7 +152,7 @@ describe('the console for automation', function () {
   })
 
   describe('triggers', () => {
-    it('are created with the keyboard, fired, disabled, and show what they started', async () => {
+    it('are created with the keyboard, fired and disabled, and show the work they started', async () => {
       const graph = await create('/orchestrations', {
         name: 'Nightly',
         nodes: [{ id: 'set', type: 'transform', expression: { var: 'input.day' } }],
@@ -183,9 +176,9 @@ describe('the console for automation', function () {
       await focusOn(dialog.getByLabel('Input'))
       await page.keyboard.type('{"day": "monday"}')
       await press(page, 'Fire')
-      const row = page.getByRole('row', { name: /By hand Succeeded Orchestration ?orch_run_/ })
+      const row = page.getByRole('row', { name: /Manual Succeeded Orchestration ?orch_run_/ })
       await row.waitFor()
-      await press(page, 'By hand', 'link')
+      await press(page, 'Manual', 'link')
       await page.getByRole('region', { name: 'Input' }).getByText('monday').waitFor()
       const { data } = await read(`/orchestration-runs?project_id=${suite.app.projectId}&orchestration_id=${graph.id}`)
       await page.getByRole('link', { name: data[0].id }).waitFor()
@@ -391,7 +384,7 @@ describe('the console for automation', function () {
         [`events/${event.id}`, 'secrets.created'],
         ['triggers', 'Triggers'],
         [`triggers/${trigger.id}`, 'Monday'],
-        [`triggers/${trigger.id}/firings/${firing.id}`, 'Firing: By hand'],
+        [`triggers/${trigger.id}/firings/${firing.id}`, 'Firing: Manual'],
         ['formations', 'Formations'],
         ['formations/new', 'New formation'],
         [`formations/${formation.id}`, 'Stack'],

@@ -6,6 +6,7 @@ import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { openPage } from '../support/chromium.ts'
 import { allowing } from '../support/oauth.ts'
+import { postedBy } from '../support/replies.ts'
 import {
   addApprovals,
   choose,
@@ -29,11 +30,7 @@ describe('the inbox of the console', function () {
   const suite = consoleSuite(['generation', 'orchestration'])
   const { at, open, heading, closeLater } = suite
 
-  const post = async (path: string, body: object = {}) => {
-    const made = await suite.app.admin.post(path, body)
-    assert.ok(made.status < 300, `${path} ${JSON.stringify(made.body)}`)
-    return made.body
-  }
+  const post = (path: string, body: object = {}) => postedBy(suite.app.admin, path, body)
   const create = async (path: string, body: object) => await post(path, { project_id: suite.app.projectId, ...body })
   const read = async (path: string) => (await suite.app.admin.get(path)).body
 
@@ -190,7 +187,7 @@ describe('the inbox of the console', function () {
     assert.deepEqual(problems, [])
   })
 
-  it('gives up the streams of a tab that is hidden for a minute, and opens them when it is shown', async () => {
+  it('closes the streams of a tab that is hidden for a minute, and opens them when it is shown', async () => {
     const session = await post('/sessions', { agent_id: suite.app.agentId })
     const { page, problems, close } = await openPage(suite.chromium, [suite.app.base])
     closeLater({ close })
@@ -269,7 +266,7 @@ describe('the inbox of the console', function () {
     await post(`/tasks/${task.id}/transitions`, { transition: 'finish' })
   })
 
-  it('offers a person without the permission to answer nothing but to look', async () => {
+  it('offers only reading to a person without the permission to answer', async () => {
     const { projectId } = suite.app
     await suite.app.user('eve', [
       allowing(projectId, ['orchestrations:ListRuns', 'tasks:ListTasks', 'workflows:ListWorkflows']),

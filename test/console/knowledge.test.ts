@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
+import { postedBy } from '../support/replies.ts'
 import { consoleSuite, go, HOSTILE, openConsole, pressEnter, tabTo } from './support.ts'
 
 /** A picture of one pixel. */
@@ -18,11 +19,7 @@ describe('knowledge in the console', function () {
   const project = () => suite.app.projectId
 
   /** Sends a request of the admin and returns the record. */
-  const post = async (path: string, body: object = {}) => {
-    const { status, body: record } = await suite.app.admin.post(path, body)
-    assert.ok(status < 300, `${path}: ${JSON.stringify(record)}`)
-    return record
-  }
+  const post = (path: string, body: object = {}) => postedBy(suite.app.admin, path, body)
   const read = async (path: string) => (await suite.app.admin.get(path)).body
   const file = async (filename: string, content: string | Buffer, fields: object = {}) =>
     post('/files/upload/base64', {
@@ -224,7 +221,7 @@ describe('knowledge in the console', function () {
     assert.deepEqual(problems, [])
   })
 
-  it('checks a fact before it writes it, shows what it replaced, corrects and invalidates', async () => {
+  it('checks a fact before it writes it, shows the replaced memory, corrects and invalidates', async () => {
     const { id } = await store('Customers')
     const { memory_id: first } = await fact(id, 'Ada takes her tea without milk')
     const { page, problems } = await open(`memory/${id}`)

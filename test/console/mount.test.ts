@@ -5,17 +5,14 @@ import path from 'node:path'
 import { createHttp } from '#core/http/adapter.ts'
 import { openServer } from '#core/http/server.ts'
 import { mountConsole } from '#identity/console/mount.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 const HTML = { accept: 'text/html,*/*' }
 const dist = path.resolve(import.meta.dirname, '../../console/dist')
 
 describe('the files of the console', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app?.close())
+  const app = forSuite(startApp)
   const get = (at: string, headers: Record<string, string> = HTML) => fetch(`${app.url}${at}`, { headers })
 
   it('are one page for all addresses, each answer with another nonce', async () => {
@@ -129,7 +126,7 @@ describe('the files of the console', () => {
     for (const name of fs.readdirSync(assets)) assert.match(name, /-[\w-]{8}\.(js|css|svg)(\.br|\.gz)?$/)
   })
 
-  it('fit the budget of each view, with what it loads on demand', () => {
+  it('fit the budget of each view, including files that it loads on demand', () => {
     const loaded = filesOf(filesOfPage())
     const views = filesOfViews()
     assert.ok(views.length > 50, `${views.length} views`)

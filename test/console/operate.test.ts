@@ -9,17 +9,14 @@ import { startWorkers } from '#core/work/worker.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
 import { startProcess } from '../support/processes.ts'
+import { postedBy } from '../support/replies.ts'
 import { consoleSuite, go, HOSTILE, openConsole, PASSWORD, pressEnter, violations } from './support.ts'
 
 describe('views to operate a deployment', function () {
   this.timeout(180_000)
   const suite = consoleSuite(['generation'], { isAdmin: true })
   const { at, open, heading, closeLater } = suite
-  const post = async (path: string, body: object = {}) => {
-    const made = await suite.app.admin.post(path, body)
-    assert.ok(made.status < 300, JSON.stringify(made.body))
-    return made.body
-  }
+  const post = (path: string, body: object = {}) => postedBy(suite.app.admin, path, body)
   const project = () => suite.app.projectId
   const policy = (name: string, action: string[] = ['agents:GetAgent']) =>
     post('/policies', { name, document: { statement: [{ effect: 'Allow', action }] } })
@@ -28,7 +25,7 @@ describe('views to operate a deployment', function () {
   const row = (page: Page, text: string) => page.getByRole('row').filter({ hasText: text })
   /** Presses a button by the keyboard. */
   const press = (page: Page, name: string) => pressEnter(button(page, name).first())
-  /** Fails if axe finds something in what is open now. */
+  /** Fails if axe finds something in the open page. */
   const accessible = async (page: Page) => assert.deepEqual(await violations(page), [])
   /** Opens a view of a user who may do these actions in the project. */
   const openAs = async (username: string, actions: string[], view: string) => {

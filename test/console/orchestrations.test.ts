@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { chain } from '../automation/fixtures.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
+import { createdBy } from '../support/replies.ts'
 import { consoleSuite, focusOn, HOSTILE, openConsole, pressEnter } from './support.ts'
 
 describe('orchestrations in the console', function () {
@@ -9,8 +10,8 @@ describe('orchestrations in the console', function () {
   const suite = consoleSuite(['orchestration'])
   const { at, open, heading } = suite
 
-  const create = async (fields: object = {}) => {
-    const reply = await suite.app.admin.post('/orchestrations', {
+  const create = (fields: object = {}) =>
+    createdBy(suite.app.admin, '/orchestrations', {
       project_id: suite.app.projectId,
       name: 'Discount',
       input_schema: { type: 'object', required: ['price'], properties: { price: { type: 'number', maximum: 1000 } } },
@@ -21,9 +22,6 @@ describe('orchestrations in the console', function () {
       edges: chain('price', 'done'),
       ...fields,
     })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
   const read = async (id: string) => (await suite.app.admin.get(`/orchestrations/${id}`)).body
 
   it('makes one with the keyboard alone, and shows problems at their node while it is written', async () => {

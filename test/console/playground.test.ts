@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict'
 import type { Page } from 'playwright-core'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { consoleSuite, focusOn, HOSTILE, pressEnter, violations } from './support.ts'
 
 const scripted = (replies: object[]) => `@double ${JSON.stringify(replies)}`
@@ -11,18 +13,10 @@ describe('the playground in the console', function () {
   this.timeout(180_000)
   const suite = consoleSuite()
   const { open } = suite
-  let target: Target
+  const target = forSuite(startTarget)
 
-  before(async () => {
-    target = await startTarget()
-  })
-  after(() => target?.close())
-
-  const create = async (path: string, body: object) => {
-    const reply = await suite.app.admin.post(path, { project_id: suite.app.projectId, ...body })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const create = (path: string, body: object) =>
+    createdBy(suite.app.admin, path, { project_id: suite.app.projectId, ...body })
   const agent = async (fields: object) =>
     (await create('/agents', { ai_provider_id: suite.app.providerId, ...fields })).id as string
   const send = async (page: Page, text: string) => {

@@ -2,27 +2,21 @@ import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import type { Page } from 'playwright-core'
 import { chain } from '../automation/fixtures.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { choose, consoleSuite, focusOn, go, HOSTILE, openConsole, setOutput } from './support.ts'
 
 describe('runs in the console', function () {
   this.timeout(180_000)
   const suite = consoleSuite(['generation', 'orchestration'])
   const { at, open, heading } = suite
-  let target: Target
+  const target = forSuite(startTarget)
 
-  before(async () => {
-    target = await startTarget()
-  })
-  after(() => target?.close())
-
-  const create = async (path: string, body: object) => {
-    const reply = await suite.app.admin.post(path, { project_id: suite.app.projectId, ...body })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const create = (path: string, body: object) =>
+    createdBy(suite.app.admin, path, { project_id: suite.app.projectId, ...body })
   const orchestration = (name: string, nodes: object[], edges: object[] = [], more: object = {}) =>
     create('/orchestrations', { name, nodes, edges, ...more })
   const start = (orchestration_id: string, more: object = {}) =>
@@ -52,7 +46,7 @@ describe('runs in the console', function () {
     )
 
   it('draws each change of a run of 40 nodes as its stream brings it', async () => {
-    // Rounds of four nodes that end at once and one that takes a while.
+    // Rounds of four nodes that end immediately and a slow one.
     const rounds = Array.from({ length: 8 }, (_, round) => round)
     const nodes = rounds.flatMap(round => [
       { id: `wait_${round}`, type: 'delay', duration: '300ms' },
@@ -268,7 +262,7 @@ describe('runs in the console', function () {
     await page.getByRole('tree', { name: 'Nodes' }).waitFor()
     await eventually(() => page.workers().length === 1)
     assert.equal(await page.getByText('This graph could not be drawn').count(), 0)
-    // A run that goes on meanwhile is laid out again, with a limit of its own.
+    // A run that continues meanwhile is laid out again, with a separate limit.
     await eventually(async () => {
       await page.clock.fastForward(10_000)
       return (await page.getByText('This graph could not be drawn').count()) === 1
@@ -289,7 +283,7 @@ describe('runs in the console', function () {
     assert.deepEqual(refused, ['refused', 'refused', 'refused'])
   })
 
-  it('asks for nothing that the user may not see', async () => {
+  it('requests nothing that the user may not see', async () => {
     const run = await start((await asking()).id)
     await suite.app.user('rita', [
       allowing(suite.app.projectId, ['projects:*', 'orchestrations:GetRun', 'orchestrations:ListRuns']),

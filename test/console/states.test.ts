@@ -38,7 +38,7 @@ describe('every view of the console', function () {
 
   /** Opens every view while the requests of views are answered in a way; `check` gets each view that made some. */
   const visit = async (answer: (route: Route) => unknown, check: (page: Page, view: string) => Promise<unknown>) => {
-    // A tab has a cache of its own: nothing is left of what was read before.
+    // A tab has a separate cache: nothing remains of earlier reads.
     const { page } = await suite.open('start')
     const errors: string[] = []
     page.on('pageerror', error => errors.push(String(error)))
@@ -119,7 +119,7 @@ describe('a view that streams', function () {
   this.timeout(180_000)
   const suite = consoleSuite()
 
-  it('goes on without a lost or doubled piece after the web process of its stream was killed', async () => {
+  it('continues without a lost or doubled piece after the web process of its stream was killed', async () => {
     const { app } = suite
     const words = Array.from({ length: 120 }, (_, index) => `word${index}`).join(' ')
     await doubleClient(app.double).put('killed', {

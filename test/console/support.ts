@@ -66,7 +66,7 @@ export async function openConsole(
   return watched
 }
 
-/** Adds approvals that wait, each of a tool of its own: `tool_1` is the last of the inbox. */
+/** Adds approvals that wait, each of a separate tool: `tool_1` is the last of the inbox. */
 export const addApprovals = ({ services, projectId, agentId }: ConsoleApp, count: number): Promise<unknown> =>
   services.pool.query(voidStatement`
     insert into approvals (id, project_id, origin, status, proposed_action, expires_at, generation_id, agent_id)

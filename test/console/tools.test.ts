@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import { eventually } from '../support/app.ts'
+import { postedBy } from '../support/replies.ts'
 import { consoleSuite, go, HOSTILE, tabTo } from './support.ts'
 
 describe('tools and conversations in the console', function () {
@@ -10,11 +11,7 @@ describe('tools and conversations in the console', function () {
   const project = () => suite.app.projectId
 
   /** Sends a request of the admin and returns the record. */
-  const post = async (path: string, body: object = {}) => {
-    const { status, body: record } = await suite.app.admin.post(path, body)
-    assert.ok(status < 300, `${path}: ${JSON.stringify(record)}`)
-    return record
-  }
+  const post = (path: string, body: object = {}) => postedBy(suite.app.admin, path, body)
   const read = async (path: string) => (await suite.app.admin.get(path)).body
   it('creates a tool by its form, calls it with a form of its parameters, and tries and attaches a guardrail', async () => {
     const { page, problems } = await open('tools')

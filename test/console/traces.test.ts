@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { consoleSuite, focusOn, HOSTILE, openConsole, violations } from './support.ts'
 
 const call = (name: string, args: object = {}) => ({ name, args })
@@ -11,14 +13,10 @@ describe('traces in the console', function () {
   this.timeout(180_000)
   const suite = consoleSuite(['generation', 'orchestration'])
   const { at, open, heading } = suite
-  let target: Target
+  const target = forSuite(startTarget)
   let toolId: string
 
-  const create = async (path: string, body: object) => {
-    const reply = await suite.app.admin.post(path, body)
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const create = (path: string, body: object) => createdBy(suite.app.admin, path, body)
   const agent = (fields: object) =>
     create('/agents', { project_id: suite.app.projectId, ai_provider_id: suite.app.providerId, ...fields })
   const turn = async (agentId: string, prompt: string) => {
@@ -28,7 +26,6 @@ describe('traces in the console', function () {
   const read = async (id: string) => (await suite.app.admin.get(`/generations/${id}`)).body
 
   before(async () => {
-    target = await startTarget()
     toolId = (
       await create('/tools', {
         project_id: suite.app.projectId,
@@ -38,7 +35,6 @@ describe('traces in the console', function () {
       })
     ).id
   })
-  after(() => target?.close())
 
   it('shows a turn, its steps, tools and nested turns on one axis, and walks them by keyboard', async () => {
     target.answer = json({ total: 240 })
@@ -160,7 +156,7 @@ describe('traces in the console', function () {
     assert.deepEqual(problems, [])
   })
 
-  it('is accessible, shows hostile text as text, and asks for nothing that the user may not see', async () => {
+  it('is accessible, shows hostile text as text, and requests nothing that the user may not see', async () => {
     const { id: agentId } = await agent({ name: HOSTILE.slice(0, 200) })
     const hostile = await turn(agentId, HOSTILE)
     const { id } = await turn(suite.app.agentId, 'hi')

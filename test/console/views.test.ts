@@ -71,7 +71,7 @@ describe('the console in a browser', function () {
     assert.ok(requests.length <= 45, `${requests.length}: ${requests.join(', ')}`)
   })
 
-  it('signs in with a link once, keeps it out of the address, and asks for the password after that', async () => {
+  it('signs in with a link once, keeps it out of the address, and requires the password after that', async () => {
     const { base, services } = suite.app
     const admin = await findFirstAdmin(services.pool)
     assert.ok(admin)
@@ -90,7 +90,7 @@ describe('the console in a browser', function () {
     }
   })
 
-  /** Tabs of one browser with a clock of their own, signed in by the form of the first. */
+  /** Tabs of one browser with a separate clock, signed in by the form of the first. */
   const openTabs = async (count: number, prepare?: (context: BrowserContext) => Promise<unknown>) => {
     const { page: first, problems, close } = await openPage(suite.chromium, [suite.app.base])
     closeLater({ close })

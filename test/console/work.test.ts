@@ -2,17 +2,15 @@ import assert from 'node:assert/strict'
 import { readFile } from 'node:fs/promises'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
+import { createdBy } from '../support/replies.ts'
 import { choose, consoleSuite, focusOn, go, HOSTILE, openConsole, pressEnter, violations } from './support.ts'
 
 describe('work in the console', function () {
   this.timeout(180_000)
   const suite = consoleSuite(['generation', 'orchestration', 'evaluation', 'delivery'])
   const { at, open, heading, closeLater } = suite
-  const made = async (path: string, body: object): Promise<any> => {
-    const reply = await suite.app.admin.post(path, { project_id: suite.app.projectId, ...body })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (path: string, body: object): Promise<any> =>
+    createdBy(suite.app.admin, path, { project_id: suite.app.projectId, ...body })
   const read = async (path: string): Promise<any> => (await suite.app.admin.get(path)).body
 
   const workflow = (name: string, fields: object = {}) =>
@@ -51,7 +49,7 @@ describe('work in the console', function () {
     await eventually(async () => (await state()) !== 'doing', { what: 'the task is moved' })
     await column('done').getByRole('article', { name: 'Broken lamp' }).waitFor()
     await eventually(async () => (await page.evaluate('document.activeElement.id')) === `task-${id}`, {
-      what: 'the keyboard goes on at the card',
+      what: 'the keyboard focus is on the card',
     })
     await pressEnter(page.getByRole('link', { name: 'Broken lamp' }))
     const panel = page.getByRole('dialog', { name: 'Broken lamp' })
@@ -435,7 +433,7 @@ describe('work in the console', function () {
     )
   })
 
-  it('shows views while the permissions cannot be read, and does not repeat the request for ever', async () => {
+  it('shows views while the permissions cannot be read, and does not repeat the request endlessly', async () => {
     const { page } = await open('start')
     let requests = 0
     await page.route('**/users/me/permissions**', route => {
@@ -445,7 +443,7 @@ describe('work in the console', function () {
     await page.reload()
     await go(page, at('workflows'))
     await heading(page, 'Workflows')
-    // So many other requests, one after the other, that an endless repetition would be among them.
+    // Enough other requests, one after the other, that an endless repetition would be among them.
     await page.route('**/healthz', route => route.fulfill({ body: '' }))
     for (let n = 0; n < 30; n++) await page.evaluate(`fetch('/healthz').then(() => {})`)
     await page.context().unroute('**/users/me/permissions**')

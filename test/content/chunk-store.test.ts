@@ -2,7 +2,9 @@ import assert from 'node:assert/strict'
 import { embeddingWindows } from '#content/index/chunks/embed.ts'
 import { sql } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
-import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
+import { startEmbeddingServer } from '../support/embedding-server.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 const DIMENSIONS = 32
 
@@ -27,11 +29,7 @@ const vectorsOf = async (app: TestApp, documentId: string) =>
     bytes: number
   }[]
 
-const create = async (client: Client, body: object) => {
-  const made = await client.post('/documents', body)
-  assert.equal(made.status, 201, JSON.stringify(made.body))
-  return made.body
-}
+const create = (client: Client, body: object) => createdBy(client, '/documents', body)
 
 describe('windows of a text', () => {
   it('are the text itself when it fits', () => {
@@ -58,11 +56,9 @@ describe('windows of a text', () => {
 })
 
 describe('chunks in the database', () => {
-  let app: TestApp
-  let server: EmbeddingServer
-  before(async () => {
-    server = await startEmbeddingServer(DIMENSIONS)
-    app = await startApp({
+  const server = forSuite(() => startEmbeddingServer(DIMENSIONS))
+  const app = forSuite(() =>
+    startApp({
       env: {
         EMBEDDING_PROVIDER: 'openai',
         EMBEDDING_MODEL: 'm',
@@ -70,15 +66,11 @@ describe('chunks in the database', () => {
         EMBEDDING_BASE_URL: server.url,
         EMBEDDING_MAX_INPUT_CHARS: '500',
       },
-    })
-  })
+    }),
+  )
   beforeEach(() => {
     server.calls.length = 0
     server.behave = () => ({})
-  })
-  after(async () => {
-    await app?.close()
-    await server?.close()
   })
 
   it('hold their words and a lexeme of the project', async () => {
@@ -132,7 +124,7 @@ describe('chunks in the database', () => {
     assert.equal(app.statements.filter(text => text.includes('insert into knowledge_vectors')).length, 1)
   })
 
-  it('are embedded under the title and the headings they stand below, which are no part of their text', async () => {
+  it('are embedded under the title and the headings above them, which are no part of their text', async () => {
     const { key } = await app.project()
     const made = await create(key, {
       content: '# Fruit\n\nApples are red.\n',
@@ -182,7 +174,7 @@ describe('chunks in the database', () => {
     for (const { id } of all) assert.match(id, /^dchunk_/)
   })
 
-  it('go with their document, and their vectors too', async () => {
+  it('chunks and their vectors are deleted with their document', async () => {
     const { key } = await app.project()
     const made = await create(key, { content: 'one two' })
     assert.equal((await vectorsOf(app, made.id)).length, 1)
@@ -217,7 +209,7 @@ describe('a text search configuration', () => {
     }
   })
 
-  it('that is set is used, and another one makes the words anew', async () => {
+  it('that is configured is used, and another configuration rebuilds the words', async () => {
     const english = await startApp({ env: { KNOWLEDGE_TEXT_SEARCH_CONFIG: 'english' } })
     try {
       const { key } = await english.project()

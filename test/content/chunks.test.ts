@@ -175,7 +175,7 @@ describe('chunks by page, whole and by size', () => {
     assert(chunks.every(chunk => chunk.page_number === null))
   })
 
-  it('count tokens of o200k_base when asked to', async () => {
+  it('count tokens of o200k_base when configured', async () => {
     const words = 'The quick brown fox jumps over the lazy dog. '.repeat(40).trim()
     const chunks = await split(text(words), {
       chunk_strategy: 'size',
@@ -227,7 +227,7 @@ describe('chunks by page, whole and by size', () => {
     })
   })
 
-  it('are given up before they fill the memory', async () => {
+  it('are abandoned before they fill the memory', async () => {
     const widest = { chunk_strategy: 'size', chunk_size: 100_000, chunk_overlap: 99_999 } as const
     const before = process.threadCpuUsage()
     await assert.rejects(
@@ -310,7 +310,7 @@ describe('chunks by structure', () => {
     assert.deepEqual(contents(await auto(content, 1200)), ['one two.\n\nthree four.\n\n\nfive six.'])
   })
 
-  it('begin with a section that does not fit behind what came before', async () => {
+  it('begin with a section that does not fit after the preceding text', async () => {
     const content = '# A\n\nfirst text.\n\n## B\n\nsecond.\n\nthird one.\n\n## C\n\nfourth.'
     assert.deepEqual(contents(await auto(content, 36)), [
       '# A\n\nfirst text.',
@@ -327,7 +327,7 @@ describe('chunks by structure', () => {
     assert(chunks.every(chunk => !/#[^\n]*$/.test(chunk.content)))
   })
 
-  it('carry the title and the headings that all of their text stands under', async () => {
+  it('carry the title and the headings that apply to all of their text', async () => {
     const content = [
       'Preface.',
       '# Guide #',
@@ -383,7 +383,7 @@ describe('chunks by structure', () => {
     ])
   })
 
-  it('begin behind full stops, and take the bracket along that opens a sentence', async () => {
+  it('begin after full stops, and keep the bracket that opens a sentence', async () => {
     const content = '句点で文が終わります。「括弧の中にも文がある。」と言った。'
     assert.deepEqual(contents(await auto(content, 18)), [
       '句点で文が終わります。',
@@ -400,7 +400,7 @@ describe('chunks by structure', () => {
     ])
   })
 
-  it('never cut a character as it is seen, if it fits', async () => {
+  it('never cut a visible character, if it fits', async () => {
     const seen = {
       ZWJ: '👩‍👩‍👧‍👦',
       flag: '🇩🇪',
@@ -422,7 +422,7 @@ describe('chunks by structure', () => {
     assert.equal(contents(await auto('👩‍👩‍👧‍👦', 3)).join(''), '👩‍👩‍👧‍👦')
   })
 
-  it('cut lines that are entries at their ends, with what is indented below them', async () => {
+  it('cut lists at the ends of entries, with the lines indented below them', async () => {
     const entry = (n: number) => `2026-11-22T10:0${n}:01Z INFO order ${4000 + n} was created. Next is due`
     const trace =
       'java.lang.IllegalStateException: Timed out. Giving up.\n\tat shop.Pay.charge(Pay.java:42)\n\tat shop.Main(1)'
@@ -587,7 +587,7 @@ describe('chunks by structure', () => {
     )
   })
 
-  it('measure tokens when asked to', async () => {
+  it('measure tokens when configured', async () => {
     const paragraph = 'The quick brown fox jumps over the lazy dog.'
     const pair = `${paragraph}\n\n${paragraph}`
     const settings: PartialSettings = { chunk_strategy: 'auto', chunk_unit: 'tokens', chunk_size: tokens(pair) }
@@ -673,7 +673,7 @@ describe('chunks of generated texts', () => {
 
   for (const chunk_strategy of ['size', 'auto'] as const) {
     for (const chunk_unit of ['characters', 'tokens'] as const) {
-      it(`lose nothing and say where they stand (${chunk_strategy}, ${chunk_unit})`, async () => {
+      it(`lose nothing and record their positions (${chunk_strategy}, ${chunk_unit})`, async () => {
         for (let seed = 1; seed <= 50; seed++) {
           const pick = random(seed * 7919)
           const content = generate(seed)
@@ -692,7 +692,7 @@ describe('chunks of generated texts', () => {
     }
   }
 
-  it('count what they hold between words in tokens, but for what a very long blank adds', async () => {
+  it('count the text between words in tokens, except what a very long blank adds', async () => {
     const paragraph = 'one two three four five'
     for (const blank of [
       '\n'.repeat(30),
@@ -781,8 +781,8 @@ describe('the cost of cutting', () => {
         const content = fragment.repeat(length / fragment.length)
         await cost(content, each)
         const small = await cost(content, each)
-        // Eight times where it is linear, sixty-four where it is not; processor time, so that other load counts little. What is
-        // not linear is so each time.
+        // Eight times where it is linear, sixty-four where it is not; processor time, so that other load counts little. Other code
+        // than linear is so each time.
         const most = 24 * small + 100
         let large = Number.POSITIVE_INFINITY
         for (let tries = 0; tries < 3 && large >= most; tries++) large = await cost(content.repeat(8), each)

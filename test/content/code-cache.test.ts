@@ -39,9 +39,6 @@ describe('codes kept in the process', () => {
   let services: Services
   let project: string
   let space: { id: number; dimensions: number }
-
-  const rows = (text: string, values: unknown[] = []) =>
-    app.services.pool.any(rawQuery(text, values)) as Promise<readonly any[]>
   const row = (ref_id: string, vector: Float32Array, more?: Partial<NewVector>) =>
     vectorOf({ project, space }, ref_id, vector, more)
   const insert = (...all: NewVector[]) => insertVectors(app.services.pool, all)
@@ -61,11 +58,11 @@ describe('codes kept in the process', () => {
     sure?: number
     filter?: (columns: { container: Fragment; ref: Fragment }) => Fragment
   }
-  /** As a search, which looks at the nearest 50. */
+  /** As a search, which reads the nearest 50. */
   const near = ({ by = services, ...more }: More = {}, vector = scattered()) =>
     nearestTo(by, { project, space }, vector, { whole: true, sure: 50, ...more })
   const ids = (found: readonly { ref_id: string }[]) => found.map(({ ref_id }) => ref_id)
-  /** Searches, and says what was found and how. Other searches must not run meanwhile. */
+  /** Searches, and returns the results and the path to them. Other searches must not run meanwhile. */
   const found = async (vector: Float32Array, more: More = {}) => {
     app.statements.length = 0
     const nearest = await near(more, vector)
@@ -74,7 +71,7 @@ describe('codes kept in the process', () => {
   const way = async (more: More = {}) => (await found(scattered(), more)).way
   /** Searches until the codes are kept. */
   const warm = (more: More = {}) => eventually(async () => (await way(more)) === 'memory')
-  /** As a process of its own with these settings. */
+  /** As a separate process with these settings. */
   const process = (env: Partial<Services['config']> = {}): Services => ({
     ...app.services,
     state: new Map(),
@@ -88,7 +85,7 @@ describe('codes kept in the process', () => {
   beforeEach(async () => {
     services = process()
     project = (await app.project()).id
-    const [{ id }] = await rows(
+    const [{ id }] = await app.rows(
       `insert into embedding_spaces (provider, model, dimensions, code_version) values ('p', gen_random_uuid()::text, $1, 1) returning id`,
       [DIMENSIONS],
     )
@@ -103,7 +100,7 @@ describe('codes kept in the process', () => {
     const question = scattered()
     await insert(...Array.from({ length: 20 }, (_, index) => row(`near${index}`, closeTo(question))))
     app.statements.length = 0
-    // Settings travel with the statement behind them.
+    // Settings travel with the statement after them.
     const sent = () => app.statements.filter(text => !text.includes('set_config')).length
     const scanned = await near({ whole: false }, question)
     assert.equal(sent(), 2)
@@ -112,7 +109,7 @@ describe('codes kept in the process', () => {
     assert.equal(sent(), 2)
     assert.equal(wayOf(app.statements), 'memory')
     assert.equal(kept.length, 400)
-    // Rows at the edge of what is estimated may differ, those that count do not.
+    // Rows at the edge of the estimate may differ, the best do not.
     assert.deepEqual(kept.slice(0, 100), scanned.slice(0, 100))
     assert.equal((await near({ limit: 25 }, question)).length, 1000)
   })
@@ -123,7 +120,7 @@ describe('codes kept in the process', () => {
     const none = process({ KNOWLEDGE_CODE_CACHE_BYTES: 0 })
     for (let time = 0; time < 4; time++) assert.equal(await way({ by: none }), 'scan')
   })
-  it('are not asked for a part of a project, nor for several projects', async () => {
+  it('are not used for a part of a project, nor for several projects', async () => {
     await fill(2500)
     await warm()
     assert.equal(await way({ whole: false }), 'scan')
@@ -152,7 +149,7 @@ describe('codes kept in the process', () => {
       await warm()
     })
 
-    it('in every search that begins after a commit, while many write and search at once', async () => {
+    it('in every search that begins after a commit, during many concurrent writes and searches', async () => {
       const late: string[] = []
       await Promise.all(
         Array.from({ length: 40 }, async (_, writer) => {
@@ -189,7 +186,7 @@ describe('codes kept in the process', () => {
       } finally {
         await early.end()
       }
-      const [{ vec }] = await rows(
+      const [{ vec }] = await app.rows(
         `select encode(vec, 'hex') as vec from knowledge_vectors where project_id = $1 and ref_id = 'r7'`,
         [project],
       )
@@ -225,7 +222,7 @@ describe('codes kept in the process', () => {
         )
       }
     })
-    it('in one range of the index for what is new, whatever transactions are open', async () => {
+    it('in one range of the index for new rows, whatever transactions are open', async () => {
       const open = new pg.Client(app.databaseUrl)
       await open.connect()
       try {
@@ -233,7 +230,7 @@ describe('codes kept in the process', () => {
         await open.query('select pg_current_xact_id()')
         await fill(1000, { container_id: 'doc_b', project_id: project })
         await way()
-        const [{ snapshot }] = await rows('select pg_current_snapshot()::text as snapshot')
+        const [{ snapshot }] = await app.rows('select pg_current_snapshot()::text as snapshot')
         await insert(row('new', scattered()))
         app.statements.length = 0
         await near()
@@ -294,7 +291,7 @@ describe('codes kept in the process', () => {
       await insert(...near)
       await found(question)
       const order = (await found(question)).ids
-      // Far from the question until now, and kept as what they were.
+      // Far from the question until now, and cached with their old codes.
       const [once, twice] = [order[390], order[391]]
       await insert(row(once, closeTo(question, 1 / 64)))
       await found(scattered())
@@ -310,11 +307,11 @@ describe('codes kept in the process', () => {
       }
     })
     it('when most rows are deleted', async () => {
-      await rows(`delete from knowledge_vectors where project_id = $1 and ref_id not in ('r1', 'r2')`, [project])
+      await app.rows(`delete from knowledge_vectors where project_id = $1 and ref_id not in ('r1', 'r2')`, [project])
       const { ids: left } = await found(scattered())
       assert.deepEqual(left.sort(), ['r1', 'r2'])
     })
-    it('when all of the nearest are deleted: the database is asked, once, and the codes are read anew', async () => {
+    it('when all of the nearest are deleted: the database is queried once and the codes are read again', async () => {
       const question = scattered()
       for (let at = 0; at < 4000; at += 500)
         await insert(
@@ -336,7 +333,7 @@ describe('codes kept in the process', () => {
       assert.equal(ways.includes('both'), false)
     })
     it('also where rows were written on another server, whose transactions had higher numbers', async () => {
-      await rows(`update knowledge_vectors set written_in = '9000000000000' where project_id = $1`, [project])
+      await app.rows(`update knowledge_vectors set written_in = '9000000000000' where project_id = $1`, [project])
       services = process()
       await warm()
       for (let time = 0; time < 5; time++) {
@@ -345,13 +342,13 @@ describe('codes kept in the process', () => {
       }
     })
     it('when a project is deleted', async () => {
-      await rows('delete from projects where id = $1', [project])
+      await app.rows('delete from projects where id = $1', [project])
       assert.deepEqual((await found(scattered())).ids, [])
     })
-    it('and are read anew when more has come than there are places for', async () => {
+    it('and are read again when more rows arrive than there are places for', async () => {
       const question = scattered()
       const copy = (tag: string, count: number) =>
-        rows(
+        app.rows(
           `insert into knowledge_vectors (project_id, source, container_id, ref_id, segment, space_id, code, vec)
             select project_id, source, container_id, ref_id || $2, segment, space_id, code, vec from knowledge_vectors
             where project_id = $1 and container_id = 'doc_a' order by id limit $3`,
@@ -411,7 +408,7 @@ describe('codes kept in the process', () => {
     const equal = (actual: number | undefined, expected: number) =>
       assert.ok(Math.abs(Number(actual) - expected) < 1e-6, `${actual} is not ${expected}`)
     const overwrite = (set: string, vector: Float32Array) =>
-      rows(`update knowledge_vectors set ${set} where project_id = $1 and ref_id = 'kept'`, [
+      app.rows(`update knowledge_vectors set ${set} where project_id = $1 and ref_id = 'kept'`, [
         project,
         Buffer.from(vector.buffer),
       ])
@@ -427,7 +424,7 @@ describe('codes kept in the process', () => {
         equal(await cosineOf('kept', { whole }), 1)
         await overwrite('vec = $2, written_in = pg_current_xact_id()', another)
         equal(await cosineOf('kept', { whole }), cosineSimilarity(another, question))
-        await rows(`delete from knowledge_vectors where project_id = $1 and ref_id = 'kept'`, [project])
+        await app.rows(`delete from knowledge_vectors where project_id = $1 and ref_id = 'kept'`, [project])
         assert.equal(await cosineOf('kept', { whole }), undefined)
       })
     }
@@ -452,8 +449,8 @@ describe('codes kept in the process', () => {
       assert.equal(memory.vectorLimit, limit - 3750 * 264)
       assert.ok(memory.free >= 0)
     })
-    it('stay as they are until the search that asks for them has compared them', () => {
-      // Room for one block, of 4,096 vectors.
+    it('stay unchanged until the search that uses them has compared them', () => {
+      // Capacity for one block, of 4,096 vectors.
       services = process({ KNOWLEDGE_CODE_CACHE_BYTES: 3_000_000 })
       const compare = (ids: readonly number[], vector: Float32Array) => {
         const read = {
@@ -478,7 +475,7 @@ describe('codes kept in the process', () => {
       assert.equal(pinVectors(services, [1]).entries[0], undefined)
       equal(scoreCached(services, asked, [], question).get(1)?.cosine, 1)
     })
-    it('are found by the searches of many at once while others write them', async () => {
+    it('are found by many concurrent searches while others write them', async () => {
       await fill(2500)
       await warm()
       const wrong: string[] = []
@@ -498,8 +495,8 @@ describe('codes kept in the process', () => {
     })
   })
 
-  it('stay within their bytes: a project that does not fit beside one that is in use is scanned', async () => {
-    // Room for 2,500 rows of 264 bytes and what they may grow by, once.
+  it('stay within their bytes: a project that does not fit next to one in use is scanned', async () => {
+    // Capacity for 2,500 rows of 264 bytes and their growth, once.
     services = process({ KNOWLEDGE_CODE_CACHE_BYTES: 1_200_000 })
     await fill(2500)
     await warm()
@@ -510,15 +507,15 @@ describe('codes kept in the process', () => {
       await new Promise(resolve => setTimeout(resolve, 50))
     }
     assert.equal(await way(), 'memory')
-    // Grown out of its room, it is dropped.
+    // Grown beyond its capacity, it is dropped.
     await fill(3000, { container_id: 'doc_b', project_id: project })
     await way()
     assert.equal(await way(), 'scan')
     assert.equal((await found(scattered())).ids.length, 400)
   })
 
-  it('are read one scope after the other, of as many as there is room for', async () => {
-    // Room for two scopes of 2,500 rows, of which the third and fourth find it taken.
+  it('are read one scope after the other, for as many scopes as fit', async () => {
+    // Capacity for two scopes of 2,500 rows, of which the third and fourth find it taken.
     services = process({ KNOWLEDGE_CODE_CACHE_BYTES: 2_500_000 })
     const scopes: string[][] = []
     for (let count = 0; count < 4; count++) {
@@ -596,12 +593,12 @@ describe('codes kept in the process', () => {
     })
     it('hide a document that is being ingested, and show it once it is ready', async () => {
       const { body: made } = await key.post('/documents', { content: 'a puffin on the cliff', path: '/a.txt' })
-      await rows(`update documents set status = 'processing' where id = $1`, [made.id])
+      await app.rows(`update documents set status = 'processing' where id = $1`, [made.id])
       assert.notEqual(await firstOf('puffin on the cliff'), made.id)
-      await rows(`update documents set status = 'ready' where id = $1`, [made.id])
+      await app.rows(`update documents set status = 'ready' where id = $1`, [made.id])
       assert.equal(await firstOf('puffin on the cliff'), made.id)
     })
-    it('are told in the metrics', async () => {
+    it('are reported in the metrics', async () => {
       const read = async () => {
         const { body } = await app.anonymous.get('//metrics')
         const value = (name: string) => Number(new RegExp(`^${name} (\\S+)$`, 'm').exec(body)?.[1])
@@ -618,7 +615,7 @@ describe('codes kept in the process', () => {
       assert.deepEqual([memory - before.memory, scan - before.scan], [1, 1])
       assert.ok(bytes >= 2000 * 264 && bytes < 10_000_000, `${bytes} bytes`)
     })
-    it('are not asked for a caller who may not see everything', async () => {
+    it('are not used for a caller who may not see everything', async () => {
       await key.post('/documents', { content: 'a secret about the quarry', path: '/secret/a.txt' })
       const some = await app.user(undefined, [
         {
@@ -659,7 +656,7 @@ describe('codes kept in the process', () => {
       assert.equal(way, 'memory')
       assert.equal(typeof results[0].similarity_score, 'number')
     })
-    it('are right beside fifty creates at once', async () => {
+    it('are correct during fifty concurrent creates', async () => {
       const missed: string[] = []
       await Promise.all(
         Array.from({ length: 50 }, async (_, index) => {
@@ -675,7 +672,7 @@ describe('codes kept in the process', () => {
 })
 
 describe('codes kept in the process over a crash and a restored backup', () => {
-  it('are read anew', async function () {
+  it('codes are read again after a crash and after a restored backup', async function () {
     this.timeout(120_000)
     const base = fs.mkdtempSync(path.join(tmpdir(), 'muster-restore-'))
     fs.chmodSync(base, 0o755)
@@ -730,14 +727,14 @@ describe('codes kept in the process over a crash and a restored backup', () => {
       }
       const warm = () => eventually(async () => (await way()) === 'memory')
       await warm()
-      // One process of the server is killed: the others are ended, and what was not on the disk is undone.
+      // One process of the server is killed: the others are ended, and unflushed writes are undone.
       const started = async () => (await query('select pg_stat_get_bgwriter_stat_reset_time()::text as at'))[0].at
       const before = await started()
       const [{ pid }] = await query('select pg_backend_pid() as pid')
       process.kill(pid, 'SIGKILL')
       // Until the server has noticed, its other processes answer.
       await eventually(async () => (await sent(started))?.value !== before)
-      // Of all attempts: the first that is answered may find codes which an earlier one has read anew.
+      // Of all attempts: the first that is answered may find codes which an earlier one has read again.
       statements.length = 0
       await sent(near)
       assert.equal(wayOf(statements), 'both')

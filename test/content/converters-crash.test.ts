@@ -1,15 +1,16 @@
 import assert from 'node:assert/strict'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 import { settledStatus, upload } from './ingestion-support.ts'
 
 describe('an agent that converts a file', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let double: ReturnType<typeof client>
+  const app = forSuite(() => startAgentApp({ workers: ['generation'] }))
+  const double = forSuite(() => client(app.double))
   const processes: TestProcess[] = []
   const env = { INGESTION_LEASE_SECONDS: '2', SHUTDOWN_GRACE_MS: '300' }
   const steady = steadyWorkers()
@@ -18,15 +19,9 @@ describe('an agent that converts a file', function () {
     processes.push(made)
     return made
   }
-
-  before(async () => {
-    app = await startAgentApp({ workers: ['generation'] })
-    double = client(app.double)
-  })
   afterEach(() => steady.stop())
   after(async () => {
     await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
-    await app?.close()
   })
 
   /** A document whose conversion waits for the model, and the worker that waits for it. */
@@ -37,7 +32,7 @@ describe('an agent that converts a file', function () {
     const first = await worker()
     const file_id = await upload(app.key, 'picture', { content_type: `image/${lane}` })
     const { id } = (await app.key.post('/documents/ingest', { file_id })).body
-    await eventually(async () => ((await double.gate(lane))?.waiting ?? 0) >= 1, { what: 'the model being asked' })
+    await eventually(async () => ((await double.gate(lane))?.waiting ?? 0) >= 1, { what: 'the call of the model' })
     return { id, agent_id, first }
   }
   const readOnce = async (id: string, agent_id: string, lane: string) => {
@@ -48,7 +43,7 @@ describe('an agent that converts a file', function () {
     assert.equal((await app.key.get(`/generations?agent_id=${agent_id}`)).body.total, 1)
   }
 
-  it('is asked once, although the worker that waits for it is killed', async () => {
+  it('is called once, although the worker that waits for it is killed', async () => {
     const { id, agent_id, first } = await underway('killed')
     await first.kill()
     await steady.start(app.databaseUrl, env, ['ingestion'])
@@ -57,7 +52,7 @@ describe('an agent that converts a file', function () {
     await readOnce(id, agent_id, 'killed')
   })
 
-  it('is asked once, although the worker that waits for it is stopped for a new version', async () => {
+  it('is called once, although the worker that waits for it is stopped for a new version', async () => {
     const { id, agent_id, first } = await underway('stopped')
     const second = steady.start(app.databaseUrl, env, ['ingestion'])
     await first.kill('SIGTERM')

@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { pdf } from '../support/pdf.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { reply, startTools, type TestTools } from '../support/tools.ts'
 import { chunksOf, eventsOf, ingested, settledStatus, upload } from './ingestion-support.ts'
 
@@ -14,13 +16,9 @@ const GIF = Buffer.from('R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA
 // Tools are filled in by test/support/tools.ts: the product has the hook for them, and no tools yet.
 describe('converters', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let tools: TestTools
-  let double: ReturnType<typeof client>
-
-  before(async () => {
-    tools = await startTools()
-    app = await startAgentApp({
+  const tools = forSuite(startTools)
+  const app = forSuite(() =>
+    startAgentApp({
       workers: ['ingestion', 'generation'],
       env: {
         BASE_URL,
@@ -28,23 +26,15 @@ describe('converters', function () {
         PROVIDER_MAX_RETRIES: '0',
         INGESTION_LEASE_SECONDS: '2',
       },
-    })
-    double = client(app.double)
-  })
-  after(async () => {
-    await app?.close()
-    await tools?.close()
-  })
+    }),
+  )
+  const double = forSuite(() => client(app.double))
 
   let counter = 0
   /** A type that no other test uses, so that its rule is the only one. */
   const someType = () => `test/t${++counter}`
-  const rule = async (fields: object) => {
-    const { status, body } = await app.key.post('/ingestion-rules', fields)
-    assert.equal(status, 201, JSON.stringify(body))
-    return body
-  }
-  /** A tool of the project with a rule for a type of its own. */
+  const rule = (fields: object) => createdBy(app.key, '/ingestion-rules', fields)
+  /** A tool of the project with a rule for a type that only it has. */
   const converter = async (fields: object = {}) => {
     const tool = await tools.add(app, app.projectId)
     const content_type = someType()
@@ -53,7 +43,7 @@ describe('converters', function () {
   }
   const ingest = async (content_type: string, fields: object = {}, bytes: Buffer | string = 'bytes') =>
     ingested(app.key, await upload(app.key, bytes, { content_type }), fields)
-  /** A file one byte larger than what is sent in base64. */
+  /** A file one byte larger than the limit of files in base64. */
   const uploadLarge = async (content_type: string) => {
     const body = new FormData()
     body.set('content_type', content_type)
@@ -73,7 +63,7 @@ describe('converters', function () {
   }
 
   describe('of files', () => {
-    it('are those of the rule that matches best', async () => {
+    it('are taken from the rule that matches best', async () => {
       const [all, exact] = [await tools.add(app, app.projectId), await tools.add(app, app.projectId)]
       await rule({ content_type_glob: 'image/*', tool_id: all })
       await rule({ content_type_glob: 'image/png', tool_id: exact })
@@ -105,7 +95,7 @@ describe('converters', function () {
       failure(await ingest('application/pdf', {}, pdf(['', ''])), 'FILE_PARSE_FAILED')
     })
 
-    it('are asked for when a file is worked on, as the rules are then', async () => {
+    it('are selected when a file is processed, by the rules of that moment', async () => {
       const web = await startApp()
       const { id, key } = await web.project()
       const [first, second] = [await tools.add(web, id), await tools.add(web, id)]
@@ -127,7 +117,7 @@ describe('converters', function () {
       }
     })
 
-    it('finish what they began when their rule is deleted', async () => {
+    it('finish a conversion that began before their rule was deleted', async () => {
       const { tool, content_type, rule: made } = await converter()
       let release = () => {}
       tools.answer(tool, (_request, response) => {
@@ -170,7 +160,7 @@ describe('converters', function () {
       assert.equal(document.content, 'text')
     })
 
-    it('are called as who asked for the ingestion, with the action of the rule and the limit on calls', async () => {
+    it('are called as the caller of the ingestion, with the action of the rule and the limit on calls', async () => {
       const { id, key, keyId } = await app.project()
       const tool = await tools.add(app, id)
       await key.post('/ingestion-rules', { content_type_glob: 'x/y', tool_id: tool, action: 'ocr' })
@@ -307,7 +297,7 @@ describe('converters', function () {
       }
     })
 
-    it('fail a document when they fail, at once and with the cause', async () => {
+    it('fail a document when they fail, immediately and with the cause', async () => {
       const { tool, content_type } = await converter()
       tools.answer(tool, { status: 500, body: 'out of order' })
       const error = failure(await ingest(content_type), 'CONVERTER_FAILED')
@@ -431,11 +421,7 @@ describe('converters', function () {
   })
 
   describe('without an address of the deployment', () => {
-    let plain: TestApp
-    before(async () => {
-      plain = await startApp({ workers: ['ingestion'], env: { CONVERTER_TIMEOUT_MS: '2000' } })
-    })
-    after(() => plain?.close())
+    const plain = forSuite(() => startApp({ workers: ['ingestion'], env: { CONVERTER_TIMEOUT_MS: '2000' } }))
 
     const convert = async (answer: Parameters<TestTools['answer']>[1], fields: object = {}) => {
       const { id, key } = await plain.project()
@@ -473,7 +459,7 @@ describe('converters', function () {
     }
     const generationsOf = async (agent: string) => (await app.key.get(`/generations?agent_id=${agent}`)).body.data
 
-    it('are shown the picture and asked for its text, in one ordinary generation', async () => {
+    it('receive the picture and the request for its text, in one ordinary generation', async () => {
       const { agent, content_type } = await lane('ocr', [{ reply: { text: 'Invoice 7' } }], 'image/gif')
       const file_id = await upload(app.key, GIF, { content_type })
       const document = await ingested(app.key, file_id)
@@ -575,7 +561,7 @@ describe('converters', function () {
       assert.equal((await generationsOf(agent)).length, 0)
     })
 
-    it('are run for whoever may ingest, though they may not run agents', async () => {
+    it('are run for every caller who may ingest, even without permission to run agents', async () => {
       const { content_type } = await lane('deputy', [{ reply: { text: 'for you' } }])
       const user = await app.user(undefined, [
         {

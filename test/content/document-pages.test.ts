@@ -1,19 +1,15 @@
 import assert from 'node:assert/strict'
 import { pageStarts, splitIntoPages } from '#content/index/chunks/pages.ts'
 import { joinPages } from '#content/index/chunks/split.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { pdf } from '../support/pdf.ts'
+import { forSuite } from '../support/suite.ts'
 import { rowsOf } from './documents-support.ts'
 import { chunksOf, ingested, settledStatus, upload } from './ingestion-support.ts'
 
 describe('pages of documents', () => {
-  let app: TestApp
-  let key: Awaited<ReturnType<TestApp['project']>>['key']
-  before(async () => {
-    app = await startApp({ workers: ['ingestion'] })
-    key = (await app.project()).key
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startApp({ workers: ['ingestion'] }))
+  const key = forSuite(async () => (await app.project()).key)
 
   const patch = async (id: string, body: object) => {
     const reply = await key.patch(`/documents/${id}`, body)
@@ -62,7 +58,7 @@ describe('pages of documents', () => {
     assert.deepEqual(splitIntoPages('a', null), [{ number: null, text: 'a' }])
   })
 
-  it('are there when an ingested document is cut anew', async () => {
+  it('are rebuilt when an ingested document is split again', async () => {
     const file = await pdfFile(['first page', '', 'third page', 'fourth'])
     const made = await ingested(key, file, { chunk_strategy: 'whole' })
     const all = [
@@ -120,7 +116,7 @@ describe('pages of documents', () => {
     assert.deepEqual(twice, [], 'the live text is stored a second time')
   })
 
-  it('are those of the last ingestion where the text is the same', async () => {
+  it('are taken from the last ingestion where the text is unchanged', async () => {
     const file = await pdfFile(['one', 'two'])
     const made = await ingested(key, file)
     await swap(file, await pdfFile(['one\ntwo']))
@@ -132,7 +128,7 @@ describe('pages of documents', () => {
     assert.deepEqual(await numbered(made.id), [[1, 'one\ntwo']])
   })
 
-  it('go with a text that is written by hand, and stay in the version before', async () => {
+  it('are removed by a text that a caller writes, and stay in the version before', async () => {
     const made = await ingested(key, await upload(key, 'plain'))
     await rowsOf(app, `update document_texts set pages = '[[1, 0], [2, 3]]' where document_id = $1 returning 1`, [
       made.id,

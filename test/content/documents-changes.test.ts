@@ -1,15 +1,12 @@
 import assert from 'node:assert/strict'
 import { startApp, type TestApp } from '../support/app.ts'
 import { withoutSharing } from '../support/fuzz.ts'
+import { forSuite } from '../support/suite.ts'
 import { eventsOf, makeDocument, plantDocument, problemCodes, rowsOf, statementsOf } from './documents-support.ts'
 
 describe('changes of documents', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { DOCUMENT_CONTENT_MAX_BYTES: '100000' } }))
   let project: Awaited<ReturnType<TestApp['project']>>
-  before(async () => {
-    app = await startApp({ env: { DOCUMENT_CONTENT_MAX_BYTES: '100000' } })
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.project()
   })
@@ -29,7 +26,7 @@ describe('changes of documents', () => {
     })
 
   describe('update', () => {
-    it('changes what is given, as one version, and tells it with the record', async () => {
+    it('changes the given fields as one version, and emits an event with the record', async () => {
       const made = await makeDocument(project.key, { title: 'a', metadata: { k: 1 }, tags: { a: '1' } })
       const changed = await patch(made.id, { title: 'b', tags: { b: '2' } })
       assert.equal(changed.status, 200, JSON.stringify(changed.body))
@@ -48,7 +45,7 @@ describe('changes of documents', () => {
       assert.deepEqual([cleared.body.title, cleared.body.metadata, cleared.body.version], [null, null, 3])
     })
 
-    it('takes no version and tells nothing for the state it has', async () => {
+    it('creates no version and no event for the current state', async () => {
       const made = await makeDocument(project.key, {
         title: 'a',
         metadata: { a: { b: 1, c: 2 } },
@@ -70,7 +67,7 @@ describe('changes of documents', () => {
       assert.equal((await versions(made.id)).length, 1)
     })
 
-    it('refuses what it cannot take', async () => {
+    it('refuses invalid fields', async () => {
       const made = await makeDocument(project.key)
       for (const body of [
         { content: 1 },
@@ -124,7 +121,7 @@ describe('changes of documents', () => {
       assert.equal((await project.key.get(`/files/${changed.file_id}/download`)).body, 'Größe')
     })
 
-    it('cuts the stored text anew when only the settings change', async () => {
+    it('splits the stored text again when only the settings change', async () => {
       const made = await makeDocument(project.key, { content: 'x'.repeat(2500) })
       const cut = (await patch(made.id, { chunk_strategy: 'size', chunk_overlap: 0 })).body
       assert.deepEqual([cut.chunk_size, cut.chunk_overlap, cut.chunk_count, cut.version], [1000, 0, 3, 2])
@@ -136,7 +133,7 @@ describe('changes of documents', () => {
       assert.deepEqual([whole.chunk_size, whole.chunk_overlap, whole.chunk_count], [null, null, 1])
     })
 
-    it('adds to the text, fifty at once without losing one', async () => {
+    it('adds to the text, fifty times concurrently without losing an addition', async () => {
       const made = await makeDocument(project.key, { content: '' })
       const pieces = Array.from({ length: 50 }, (_, index) => `[${index}]`)
       const answers = await Promise.all(pieces.map(append => patch(made.id, { append })))
@@ -152,7 +149,7 @@ describe('changes of documents', () => {
       assert.deepEqual(await chunkTexts(made.id), [after.content])
     })
 
-    it('keeps one text, its file and its chunks together when twenty write at once', async () => {
+    it('keeps one text, its file and its chunks together under twenty concurrent writes', async () => {
       const made = await makeDocument(project.key)
       const texts = Array.from({ length: 20 }, (_, index) => `text ${index} `.repeat(index + 1))
       const answers = await Promise.all(texts.map(content => patch(made.id, { content })))
@@ -197,7 +194,7 @@ describe('changes of documents', () => {
       assert.equal((await project.key.post('/files/upload/base64', bytes)).status, 201)
     })
 
-    it('ends an ingestion that is under way', async () => {
+    it('ends an active ingestion', async () => {
       for (const [status, text, body] of [
         ['pending', null, { content: 'mine' }],
         ['processing', 'old', { content: 'mine' }],
@@ -299,7 +296,7 @@ describe('changes of documents', () => {
       assert.equal((await patch(made.id, { expected_version: 1 })).status, 200)
     })
 
-    it('compares If-Match with the record as it stands', async () => {
+    it('compares If-Match with the current record', async () => {
       const made = await makeDocument(project.key)
       const read = await project.key.get(`/documents/${made.id}`)
       const etag = read.headers.get('etag') as string
@@ -361,7 +358,7 @@ describe('changes of documents', () => {
       assert.equal(longest.filename, 'é'.repeat(127))
     })
 
-    it('is refused where a file is, and leaves everything as it was', async () => {
+    it('is refused where a file exists, and changes nothing', async () => {
       const made = await makeDocument(project.key, { path: '/a' })
       await makeDocument(project.key, { path: '/b' })
       const refused = await patch(made.id, { path: '/b', title: 'x', content: 'new' })
@@ -372,7 +369,7 @@ describe('changes of documents', () => {
       assert.deepEqual(problemCodes(reserved), ['RESERVED_PATH'])
     })
 
-    it('is judged by what is declared for the new place', async () => {
+    it('is checked against the declaration for the new path', async () => {
       await schema('/reports', ['quarter'])
       const made = await makeDocument(project.key, { path: '/drafts/a', metadata: { x: 1 } })
       const refused = await patch(made.id, { path: '/reports/a' })
@@ -415,7 +412,7 @@ describe('changes of documents', () => {
       assert.deepEqual(await names(made.id), ['documents.created', 'documents.updated', 'documents.updated'])
     })
 
-    it('that are there already make no version and tell nothing', async () => {
+    it('that exist already create no version and no event', async () => {
       const made = await makeDocument(project.key, { tags: { a: '1', b: '2' } })
       const at = `/documents/${made.id}/tags`
       assert.equal((await project.key.put(at, { b: '2', a: '1' })).status, 200)
@@ -532,7 +529,7 @@ describe('changes of documents', () => {
       assert.deepEqual(texts, ['alpha beta', 'second '.repeat(300), 'alpha beta', 'fourth'])
     })
 
-    it('without metadata are restored where metadata is asked for', async () => {
+    it('without metadata are restored where metadata is required', async () => {
       const made = await makeDocument(project.key, { path: '/p' })
       await patch(made.id, { path: '/q' })
       await schema('/', ['k'])
@@ -678,7 +675,7 @@ describe('changes of documents', () => {
       assert.equal((await project.key.delete(at)).status, 204)
     })
 
-    it('of ten at once makes one tombstone', async () => {
+    it('ten concurrent withdrawals create one tombstone', async () => {
       const made = await makeDocument(project.key)
       const answers = await Promise.all(
         Array.from({ length: 10 }, () => project.key.post(`/documents/${made.id}/withdraw`)),

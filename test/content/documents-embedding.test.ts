@@ -2,11 +2,12 @@ import assert from 'node:assert/strict'
 import { createServer, type Server } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { makeDocument, rowsOf } from './documents-support.ts'
 
 const DIMENSIONS = 32
 
-/** An embedding provider on a socket of its own, as OpenAI's wire has it. `before` holds every answer back. */
+/** An embedding provider on a separate socket, in the wire format of OpenAI. `before` holds every answer back. */
 async function openProvider(): Promise<{
   url: string
   calls: string[][]
@@ -77,7 +78,7 @@ describe('vectors of inline documents', () => {
   const embedded = async (id: string) =>
     (await project.key.get(`/documents/${id}/status`)).body.embedded_chunks as number
 
-  it('are there with the document, replaced with its text and gone with it', async () => {
+  it('are created with the document, replaced with its text and deleted with it', async () => {
     const made = await makeDocument(project.key, { content: 'x'.repeat(2500), chunk_strategy: 'size' })
     assert.deepEqual([await embedded(made.id), await vectors(made.id), await waiting(made.id)], [3, 3, false])
     const chunks = await project.key.get(`/documents/${made.id}/chunks`)
@@ -95,7 +96,7 @@ describe('vectors of inline documents', () => {
     assert.equal(await vectors(made.id), 0)
   })
 
-  it('are not asked for by writes that leave text and chunks alone', async () => {
+  it('are not requested by writes that leave text and chunks unchanged', async () => {
     const made = await makeDocument(project.key)
     provider.calls.length = 0
     await project.key.patch(`/documents/${made.id}`, { title: 'x', path: '/moved', tags: { a: 'b' }, metadata: {} })
@@ -105,7 +106,7 @@ describe('vectors of inline documents', () => {
     assert.equal(await vectors(made.id), 1)
   })
 
-  it('are made anew when the title that they carry changes', async () => {
+  it('are rebuilt when the title that they carry changes', async () => {
     const made = await makeDocument(project.key, { title: 'old title', chunk_strategy: 'auto' })
     assert.match(provider.calls.flat().join(), /old title/)
     provider.calls.length = 0
@@ -144,7 +145,7 @@ describe('vectors of inline documents', () => {
     assert.equal((await project.key.get(`/documents/${made.id}`)).body.content, 'slow')
   })
 
-  it('hold no connection while the provider is asked', async () => {
+  it('hold no connection during the call of the provider', async () => {
     const made = await makeDocument(project.key)
     let release = () => {}
     const held = new Promise<void>(resolve => {
@@ -184,7 +185,7 @@ describe('vectors of inline documents', () => {
     assert.deepEqual([await vectors(made.id), await waiting(made.id)], [0, true])
   })
 
-  it('are not left behind by a document that is deleted meanwhile', async () => {
+  it('are deleted with a document that is deleted during the call of the provider', async () => {
     const made = await makeDocument(project.key)
     provider.before = async () => {
       provider.before = async () => {}
@@ -195,7 +196,7 @@ describe('vectors of inline documents', () => {
     assert.equal(await vectors(made.id), 0)
   })
 
-  it('are not left behind in a project that is deleted meanwhile', async () => {
+  it('are deleted with a project that is deleted during the call of the provider', async () => {
     provider.before = async () => {
       assert.equal((await app.admin.delete(`/projects/${project.id}?force=true`)).status, 204)
     }
@@ -205,7 +206,7 @@ describe('vectors of inline documents', () => {
       assert.equal((await rowsOf(app, `select 1 from ${table} where project_id = $1`, [project.id])).length, 0, table)
   })
 
-  it('are made of the text that is stored, whoever wrote in between', async () => {
+  it('are computed from the stored text, whatever was written in between', async () => {
     const made = await makeDocument(project.key, { content: 'a' })
     let once = true
     provider.before = async () => {
@@ -225,17 +226,15 @@ describe('vectors of inline documents', () => {
 })
 
 describe('vectors of a document of more than a thousand chunks', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp({
+  const app = forSuite(() =>
+    startApp({
       env: {
         EMBEDDING_PROVIDER: 'local',
         EMBEDDING_DIMENSIONS: String(DIMENSIONS),
         EMBEDDING_INLINE_TIMEOUT_MS: '60000',
       },
-    })
-  })
-  after(() => app.close())
+    }),
+  )
 
   it('are written with it, each once, by a create and by a change of the text', async () => {
     const { key } = await app.project()

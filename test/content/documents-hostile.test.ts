@@ -3,6 +3,7 @@ import http from 'node:http'
 import { inTransaction, onSeparateConnection } from '#core/db/pool.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { eventsOf, makeDocument, plantDocument, rowsOf } from './documents-support.ts'
 
 const ACTIONS = [
@@ -14,12 +15,8 @@ const ACTIONS = [
 ]
 
 describe('documents under attack', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { DOCUMENT_CONTENT_MAX_BYTES: '100000' } }))
   let project: Awaited<ReturnType<TestApp['project']>>
-  before(async () => {
-    app = await startApp({ env: { DOCUMENT_CONTENT_MAX_BYTES: '100000' } })
-  })
-  after(() => app?.close())
   beforeEach(async () => {
     project = await app.project()
   })
@@ -27,7 +24,7 @@ describe('documents under attack', () => {
   const get = async (id: string) => (await project.key.get(`/documents/${id}`)).body
   const statuses = (answers: Reply[]) => answers.map(({ status }) => status)
 
-  describe('by paths that policies tell apart', () => {
+  describe('by paths that policies distinguish', () => {
     /** Everything below /pub but not below /pub/secret. */
     const visitor = () =>
       app.user(undefined, [
@@ -39,7 +36,7 @@ describe('documents under attack', () => {
         },
       ])
 
-    it('opens no route to what is denied', async () => {
+    it('opens no route to denied documents', async () => {
       const open = await makeDocument(project.key, { path: '/pub/a' })
       const secret = await makeDocument(project.key, { path: '/pub/secret/b' })
       await project.key.patch(`/documents/${secret.id}`, { title: 'x' })
@@ -100,7 +97,7 @@ describe('documents under attack', () => {
       assert.deepEqual([spaced.status, spaced.body.path], [201, '/pub/b'])
     })
 
-    it('does not tell by a path whether something is there', async () => {
+    it('does not reveal by a path whether a document exists', async () => {
       await makeDocument(project.key, { path: '/pub/secret/b' })
       const byId = await makeDocument(project.key, { path: '/elsewhere' })
       const user = await visitor()
@@ -275,7 +272,7 @@ describe('documents under attack', () => {
     if (row) assert.equal((await project.key.get(`/documents/${row.id}/chunks?limit=1`)).body.total, row.chunk_count)
   })
 
-  describe('at once', () => {
+  describe('by concurrent writes', () => {
     /** Versions from 1 to the last, each an event but the first, and chunks of the text that is there. */
     const sound = async (id: string) => {
       const document = await get(id)
@@ -304,7 +301,7 @@ describe('documents under attack', () => {
       return document
     }
 
-    it('has every write of every kind in a version of its own', async () => {
+    it('has every write of every kind in a separate version', async () => {
       const { id } = await makeDocument(project.key)
       const at = `/documents/${id}`
       const writes = Array.from({ length: 12 }, (_, index) => [
@@ -411,7 +408,7 @@ describe('documents under attack', () => {
     })
   })
 
-  it('is told apart under one Idempotency-Key', async () => {
+  it('paths are distinguished under one Idempotency-Key', async () => {
     const headers = { 'idempotency-key': 'k' }
     const body = { content: 'a', path: '/once' }
     const answers = await Promise.all(Array.from({ length: 8 }, () => project.key.post('/documents', body, headers)))

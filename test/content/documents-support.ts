@@ -1,14 +1,14 @@
-import assert from 'node:assert/strict'
 import { newId } from '#core/base/ids.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import type { Client, TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { createdBy } from '../support/replies.ts'
 
 /** Rows of a statement, on the app's own database. */
 export const rowsOf = async (app: TestApp, text: string, values: unknown[] = []): Promise<readonly any[]> =>
   (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
 
-/** What a process sends whenever it is due, whoever asks for what: the uses of keys, and which projects have quotas. */
+/** Statements that a process sends when they are due, independent of requests: the uses of keys, and which projects have quotas. */
 const DUE = /last_used_at|select distinct project_id from quotas/
 
 /** The statements that a piece of work sends. */
@@ -26,9 +26,7 @@ export const problemCodes = (reply: { body: any }): string[] =>
   reply.body.error.meta.problems.map((problem: { code: string }) => problem.code)
 
 export async function makeDocument(key: Client, body: object = {}): Promise<any> {
-  const made = await key.post('/documents', { content: 'alpha beta', ...body })
-  assert.equal(made.status, 201, JSON.stringify(made.body))
-  return made.body
+  return createdBy(key, '/documents', { content: 'alpha beta', ...body })
 }
 
 /** A document that came from a file of another type, with a text that was extracted from it. */

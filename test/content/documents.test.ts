@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { inTransaction, onSeparateConnection } from '#core/db/pool.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { eventsOf, makeDocument, plantDocument, problemCodes, rowsOf, statementsOf } from './documents-support.ts'
 
 const unknown = 'doc_00000000000000000000000000'
@@ -10,12 +11,8 @@ const allow = (action: string[], ...resource: string[]) => ({
 })
 
 describe('documents', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { DOCUMENT_CONTENT_MAX_BYTES: '100000', INGESTION_MAX_CHUNKS: '500' } }))
   let project: Awaited<ReturnType<TestApp['project']>>
-  before(async () => {
-    app = await startApp({ env: { DOCUMENT_CONTENT_MAX_BYTES: '100000', INGESTION_MAX_CHUNKS: '500' } })
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.project()
   })
@@ -110,7 +107,7 @@ describe('documents', () => {
       assert.deepEqual([bare.path, bare.filename], [`/${bare.id}.txt`, `${bare.id}.txt`])
     })
 
-    it('refuses a path that a file has, of twenty at once all but one', async () => {
+    it('refuses a path that a file has, and all but one of twenty concurrent creates', async () => {
       const answers = await Promise.all(
         Array.from({ length: 20 }, () => project.key.post('/documents', { content: 'x', path: '/one' })),
       )
@@ -120,7 +117,7 @@ describe('documents', () => {
       assert.equal((await rowsOf(app, 'select 1 from documents where project_id = $1', [project.id])).length, 1)
     })
 
-    it('refuses what is no document', async () => {
+    it('refuses invalid documents', async () => {
       for (const body of [
         {},
         { content: null },
@@ -180,7 +177,7 @@ describe('documents', () => {
       assert.deepEqual(problemCodes(tagged), ['RESERVED_TAG_KEY'])
     })
 
-    it('cuts by the settings asked for and stores those in force', async () => {
+    it('splits by the requested settings and stores the settings in force', async () => {
       const sized = await makeDocument(project.key, { content: 'x'.repeat(2500), chunk_strategy: 'size' })
       assert.deepEqual(
         [sized.chunk_strategy, sized.chunk_size, sized.chunk_overlap, sized.chunk_count],
@@ -212,7 +209,7 @@ describe('documents', () => {
 
     it('takes two statements and a transaction', async () => {
       const sent = () => statementsOf(app, () => makeDocument(project.key))
-      // Until the process knows that the project has no quota.
+      // Until the process has cached that the project has no quota.
       await eventually(async () => !(await sent()).some(text => text.includes('from quotas')))
       const texts = await sent()
       assert.equal(texts.length, 2, texts.map(text => text.trim().slice(0, 60)).join('\n'))
@@ -258,7 +255,7 @@ describe('documents', () => {
       }
     })
 
-    it('tells by the status how far a document is', async () => {
+    it('reports the progress of a document by its status', async () => {
       const made = await makeDocument(project.key)
       const status = async () => (await project.key.get(`/documents/${made.id}/status`)).body
       const ready = await status()
@@ -493,7 +490,7 @@ describe('documents', () => {
   })
 
   describe('delete', () => {
-    it('removes the document with everything of it and tells what it was', async () => {
+    it('deletes the document with everything of it and emits its last record', async () => {
       const made = await makeDocument(project.key)
       const changed = (await project.key.patch(`/documents/${made.id}`, { content: 'other' })).body
       const file = (await project.key.get(`/files/${made.file_id}`)).body
@@ -509,7 +506,7 @@ describe('documents', () => {
       assert.equal((await makeDocument(project.key, { path: made.path })).path, made.path)
     })
 
-    it('of ten at once, one deletes', async () => {
+    it('of ten concurrent deletes, one succeeds', async () => {
       const made = await makeDocument(project.key)
       const answers = await Promise.all(Array.from({ length: 10 }, () => project.key.delete(`/documents/${made.id}`)))
       assert.deepEqual(answers.map(({ status }) => status).sort(), [204, ...Array(9).fill(404)])
@@ -524,7 +521,7 @@ describe('documents', () => {
       assert.deepEqual([stale.status, stale.body.error.code], [412, 'PRECONDITION_FAILED'])
     })
 
-    it('ends an ingestion that is under way', async () => {
+    it('ends an active ingestion', async () => {
       const id = await plantDocument(app, project.id, { status: 'processing', text: null })
       await rowsOf(
         app,
@@ -536,7 +533,7 @@ describe('documents', () => {
       assert.equal((await rowsOf(app, 'select 1 from ingestion_attempts where document_id = $1', [id])).length, 0)
     })
 
-    it('goes with its project', async () => {
+    it('documents are deleted with their project', async () => {
       const made = await makeDocument(project.key)
       const gone = await app.admin.delete(`/projects/${project.id}?force=true`)
       assert.equal(gone.status, 204, JSON.stringify(gone.body))

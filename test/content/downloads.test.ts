@@ -4,9 +4,9 @@ import { connect } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { downloadUrl } from '#content/files/download.ts'
 import { manualClock } from '#core/base/clock.ts'
-import { rawQuery } from '#core/db/sql.ts'
 import { signToken } from '#identity/tokens/tokens.ts'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { statementsOf } from './documents-support.ts'
 import { download, formOf, sendForm, upload } from './file-support.ts'
 
@@ -15,13 +15,16 @@ const code = (bytes: Buffer) => JSON.parse(bytes.toString()).error.code
 
 describe('downloads', () => {
   const clock = manualClock()
-  let app: TestApp
-  let key: Client
+  const app = forSuite(() =>
+    startApp({
+      env: { FILE_BLOB_CHUNK_BYTES: String(CHUNK), FILE_DOWNLOAD_TOKEN_TTL_SECONDS: '60' },
+      clock,
+    }),
+  )
+  const key = forSuite(async () => (await app.project()).key)
   let bytes: Buffer
   let id: string
   let etag: string
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const get = (headers: Record<string, string> = {}, file = id) => download(app.url, key.token, file, headers)
   const stored = async (name: string, content: Buffer | string = 'x') => {
     const made = await upload(app.url, key, { bytes: content, name, type: 'text/plain' })
@@ -30,18 +33,12 @@ describe('downloads', () => {
   }
 
   before(async () => {
-    app = await startApp({
-      env: { FILE_BLOB_CHUNK_BYTES: String(CHUNK), FILE_DOWNLOAD_TOKEN_TTL_SECONDS: '60' },
-      clock,
-    })
-    ;({ key } = await app.project())
     bytes = randomBytes(CHUNK * 3 + 100)
     id = (await stored('data.txt', bytes)).id
     etag = `"${createHash('sha256').update(bytes).digest('hex')}"`
   })
-  after(() => app.close())
 
-  it('answers the bytes as an attachment that nobody keeps and nothing sniffs', async () => {
+  it('answers the bytes as an attachment that no cache stores and no browser sniffs', async () => {
     const got = await get()
     assert.equal(got.status, 200)
     assert.ok(got.bytes.equals(bytes))
@@ -121,7 +118,7 @@ describe('downloads', () => {
     }
   })
 
-  it('refuses a range beyond the end, and answers everything to one that is none', async () => {
+  it('refuses a range beyond the end, and answers the whole file to an invalid range', async () => {
     for (const asked of [`bytes=${bytes.length}-`, 'bytes=-0', 'bytes=9-2']) {
       const refused = await get({ range: asked })
       assert.equal(refused.status, 416, asked)
@@ -160,13 +157,13 @@ describe('downloads', () => {
 
   it('answers 404 when the bytes are lost', async () => {
     const made = await stored('lost.txt')
-    await rows('delete from file_blobs where id::text = (select location from files where id = $1)', [made.id])
+    await app.rows('delete from file_blobs where id::text = (select location from files where id = $1)', [made.id])
     const got = await get({}, made.id)
     assert.deepEqual([got.status, code(got.bytes)], [404, 'RESOURCE_NOT_FOUND'])
     assert.equal((await key.get(`/files/${made.id}/download/base64`)).status, 404)
   })
 
-  it('costs two statements beside the row for a file of one chunk', async () => {
+  it('costs two statements in addition to the row for a file of one chunk', async () => {
     const made = await stored('small.txt')
     await get({}, made.id)
     const sent = await statementsOf(app, async () => assert.equal((await get({}, made.id)).status, 200))
@@ -178,7 +175,7 @@ describe('downloads', () => {
     const tokenOf = async (file: string) => `?${new URL(await downloadUrl(app.services, file)).searchParams}`
 
     it('needs no credential, leaves no audit entry and takes ranges', async () => {
-      const audited = async () => (await rows('select count(*) as n from audit_entries'))[0].n as number
+      const audited = async () => (await app.rows('select count(*) as n from audit_entries'))[0].n as number
       const url = new URL(await downloadUrl(app.services, id))
       assert.equal(`${url.origin}${url.pathname}`, `${app.config.BASE_URL}/api/v1/files/${id}/download`)
       const before = await audited()
@@ -189,7 +186,7 @@ describe('downloads', () => {
       const part = await download(app.url, null, id, { range: 'bytes=0-3' }, url.search)
       assert.ok(part.bytes.equals(bytes.subarray(0, 4)))
       const bad = await download(app.url, 'sk_nonsense', id, {}, url.search)
-      assert.equal(bad.status, 200, 'a bearer beside it is not looked at')
+      assert.equal(bad.status, 200, 'a bearer next to it is not checked')
     })
 
     it('is ignored when it is for another file, another purpose, expired or nonsense', async () => {

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { startApp, type TestApp } from '../support/app.ts'
-import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
+import { startEmbeddingServer } from '../support/embedding-server.ts'
+import { forSuite } from '../support/suite.ts'
 import { embed } from '../support/vendors/embeddings.ts'
 
 /** Stretches of six scripts; 8,000 characters of them are up to 16,000 tokens. */
@@ -16,7 +17,7 @@ const SCRIPTS: Record<string, string> = {
 const textOf = (script: string): string => SCRIPTS[script].repeat(1000).slice(0, 8000).toWellFormed()
 
 describe('texts that are longer than embedding models take', () => {
-  let server: EmbeddingServer
+  const server = forSuite(() => startEmbeddingServer(32))
   const apps: TestApp[] = []
   const startWith = async (model: string): Promise<TestApp> => {
     const app = await startApp({
@@ -32,12 +33,8 @@ describe('texts that are longer than embedding models take', () => {
     apps.push(app)
     return app
   }
-  before(async () => {
-    server = await startEmbeddingServer(32)
-  })
   after(async () => {
     await Promise.all(apps.map(app => app.close()))
-    await server?.close()
   })
 
   it('are embedded up to the tokens of the model, in every script', async () => {

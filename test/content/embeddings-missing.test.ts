@@ -3,10 +3,12 @@ import { missingQueue } from '#content/index/embeddings/embed-missing.ts'
 import { type Clock, manualClock } from '#core/base/clock.ts'
 import { sql } from '#core/db/sql.ts'
 import { queueMessage } from '#core/queues/queue.ts'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster } from '../support/hosts.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 const DIMENSIONS = 32
 const HOUR = 3_600_000
@@ -28,13 +30,9 @@ const chunksOf = async (app: TestApp, documentId: string) =>
     select id from document_chunks where document_id = ${documentId} order by id`)) as readonly string[]
 
 describe('vectors that are missing', () => {
-  let server: EmbeddingServer
-  let app: TestApp
-  let key: Client
-  const clock = manualClock() as Clock & { advance(ms: number): void }
-  before(async () => {
-    server = await startEmbeddingServer(DIMENSIONS)
-    app = await startApp({
+  const server = forSuite(() => startEmbeddingServer(DIMENSIONS))
+  const app = forSuite(() =>
+    startApp({
       workers: ['delivery', 'ingestion'],
       clock,
       env: {
@@ -43,24 +41,18 @@ describe('vectors that are missing', () => {
         EMBEDDING_INLINE_TIMEOUT_MS: '1500',
         EMBEDDING_TIMEOUT_MS: '5000',
       },
-    })
-    key = (await app.project()).key
-  })
+    }),
+  )
+  const key = forSuite(async () => (await app.project()).key)
+  const clock = manualClock() as Clock & { advance(ms: number): void }
   beforeEach(() => {
     server.calls.length = 0
     server.behave = () => ({})
     app.logs.length = 0
   })
-  after(async () => {
-    await app?.close()
-    await server?.close()
-  })
 
-  const create = async (content: string, more: object = {}) => {
-    const { status, body } = await key.post('/documents', { content, ...more })
-    assert.equal(status, 201, JSON.stringify(body))
-    return body.id as string
-  }
+  const create = async (content: string, more: object = {}) =>
+    (await createdBy(key, '/documents', { content, ...more })).id as string
   /** Runs the sweep once, to its end. */
   const sweep = async () => {
     const ended = () => app.logs.filter(line => line.includes('missing vectors')).length
@@ -99,7 +91,7 @@ describe('vectors that are missing', () => {
     assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 1, waiting: false })
   })
 
-  it('of many documents are asked for in few calls', async () => {
+  it('are requested for many documents in few calls', async () => {
     down()
     const ids = await Promise.all(Array.from({ length: 20 }, (_, index) => create(`document ${index}`)))
     server.behave = () => ({})
@@ -110,7 +102,7 @@ describe('vectors that are missing', () => {
     assert.equal(server.calls[0].texts.length, 20)
   })
 
-  it('are not asked for on and on while the provider is away', async () => {
+  it('are not requested endlessly while the provider is down', async () => {
     down()
     await Promise.all(Array.from({ length: 60 }, (_, index) => create(`document ${index}`)))
     server.calls.length = 0
@@ -120,7 +112,7 @@ describe('vectors that are missing', () => {
     await sweep()
   })
 
-  it('are asked for only where they are missing', async () => {
+  it('are requested only where they are missing', async () => {
     server.behave = call => (call.texts.some(text => text.startsWith('b')) ? { status: 400 } : {})
     const id = await create('aaaabbbbcccc', { chunk_strategy: 'size', chunk_size: 4, chunk_overlap: 0 })
     assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 2, waiting: true })
@@ -143,7 +135,7 @@ describe('vectors that are missing', () => {
     )
   const embeddingOf = async (id: string) => (await key.get(`/documents/${id}`)).body.embedding
 
-  it('of texts that the model refuses are not asked for again, and are reported until they are there', async () => {
+  it('are not requested again for texts that the model refuses, and are reported until they exist', async () => {
     const refusing: EmbeddingServer['behave'] = call =>
       call.texts.some(text => text.startsWith('b')) ? { status: 400 } : {}
     server.behave = refusing
@@ -180,7 +172,7 @@ describe('vectors that are missing', () => {
     )
   })
 
-  it('of refused texts do not take those of others with them', async () => {
+  it('are created for other texts when the model refuses one', async () => {
     server.behave = call => (call.texts.some(text => text.startsWith('b')) ? { status: 400 } : {})
     const texts = Array.from({ length: 40 }, (_, n) =>
       n === 7 || n === 30 ? 'bbbb' : `a${String(n).padStart(3, '0')}`,
@@ -237,7 +229,7 @@ describe('vectors that are missing', () => {
     assert.equal((await waits(app, stays)).waiting, false)
   })
 
-  it('of a text that is replaced meanwhile are those of the new one', async () => {
+  it('of a text that is replaced meanwhile are computed from the new text', async () => {
     down()
     const id = await create('old text')
     let release = () => {}
@@ -254,7 +246,7 @@ describe('vectors that are missing', () => {
     assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 1, waiting: false })
   })
 
-  it('leave no vector behind when texts change and sweeps run at once', async () => {
+  it('leave no orphaned vector when texts change during sweeps', async () => {
     down()
     const ids = await Promise.all(Array.from({ length: 8 }, (_, index) => create(`text ${index}`)))
     server.behave = () => ({ delayMs: Math.random() * 30 })

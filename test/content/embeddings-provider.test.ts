@@ -4,8 +4,9 @@ import type { EmbedOptions } from '#content/index/embeddings/model.ts'
 import { sql } from '#core/db/sql.ts'
 import { usageOnce, usageSettled } from '../control/usage-support.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
-import { type EmbeddingServer, startEmbeddingServer, vectorOf } from '../support/embedding-server.ts'
+import { startEmbeddingServer, vectorOf } from '../support/embedding-server.ts'
 import { scrape } from '../support/metrics.ts'
+import { forSuite } from '../support/suite.ts'
 
 const DIMENSIONS = 32
 const KEY = 'sk-embedding-key-of-the-tests'
@@ -14,11 +15,8 @@ const lines = (app: TestApp, text: string) =>
   app.logs.filter(line => line.includes(text)).map(line => JSON.parse(line) as Record<string, unknown>)
 
 describe('the embedding provider', () => {
-  let server: EmbeddingServer
+  const server = forSuite(() => startEmbeddingServer(DIMENSIONS))
   const apps: TestApp[] = []
-  before(async () => {
-    server = await startEmbeddingServer(DIMENSIONS)
-  })
   beforeEach(() => {
     server.calls.length = 0
     server.busiest = 0
@@ -26,7 +24,6 @@ describe('the embedding provider', () => {
   })
   after(async () => {
     for (const app of apps) await app.close()
-    await server?.close()
   })
 
   const start = async (env: Record<string, string> = {}): Promise<TestApp> => {
@@ -91,13 +88,13 @@ describe('the embedding provider', () => {
       assert.equal(await calls('done'), before.done + 1)
     })
 
-    it('is told the length only where its model takes one', async () => {
+    it('receives the length only where its model takes one', async () => {
       const third = await start({ EMBEDDING_MODEL: 'text-embedding-3-small' })
       await (await third.project()).key.post('/embeddings', { input: 'x' })
       assert.equal(server.calls[0].body.dimensions, DIMENSIONS)
     })
 
-    it('gets OPENAI_API_KEY where there is no key of its own, and no key where there is none', async () => {
+    it('receives OPENAI_API_KEY where the provider has no key, and no key where none exists', async () => {
       const before = process.env.OPENAI_API_KEY
       try {
         process.env.OPENAI_API_KEY = 'sk-of-the-environment'
@@ -119,7 +116,7 @@ describe('the embedding provider', () => {
       }
     })
 
-    it('is tried three times at a 500, longer apart each time, then 502', async () => {
+    it('is tried three times at a 500, with increasing delays, then 502', async () => {
       server.behave = () => ({ status: 500, body: { error: { message: `internal, key ${KEY}` } } })
       const { key } = await app.project()
       const { status, body } = await key.post('/embeddings', { input: 'x' })
@@ -140,14 +137,14 @@ describe('the embedding provider', () => {
       assert.equal(app.logs.join('').includes(KEY), false)
     })
 
-    it('is asked again after a 500 that passes', async () => {
+    it('is called again after a 500 that passes', async () => {
       server.behave = () => (server.calls.length < 3 ? { status: 503 } : {})
       const { key } = await app.project()
       assert.equal((await key.post('/embeddings', { input: 'x' })).status, 200)
       assert.equal(server.calls.length, 3)
     })
 
-    it('is left alone for as long as a 429 says', async () => {
+    it('is not called for the time that a 429 states', async () => {
       server.behave = () => (server.calls.length === 1 ? { status: 429, headers: { 'retry-after': '1' } } : {})
       const { key } = await app.project()
       assert.equal((await key.post('/embeddings', { input: 'x' })).status, 200)
@@ -155,14 +152,14 @@ describe('the embedding provider', () => {
       assert.ok(waited >= 990 && waited < 1600, `${waited}`)
     })
 
-    it('is not waited for where a 429 asks for more than 20 s', async () => {
+    it('is not waited for where a 429 requires more than 20 s', async () => {
       server.behave = () => ({ status: 429, headers: { 'retry-after': '21' } })
       const { key } = await app.project()
       assert.equal((await key.post('/embeddings', { input: 'x' })).status, 502)
       assert.equal(server.calls.length, 1)
     })
 
-    it('is left alone until the date that a 429 says', async () => {
+    it('is not called until the date that a 429 states', async () => {
       const at = Math.ceil(Date.now() / 1000) * 1000 + 1000
       server.behave = () =>
         server.calls.length === 1 ? { status: 429, headers: { 'retry-after': new Date(at).toUTCString() } } : {}
@@ -172,7 +169,7 @@ describe('the embedding provider', () => {
     })
 
     for (const retryAfter of ['0', '-1', 'Fri, 01 Jan 2021 00:00:00 GMT', 'soon'])
-      it(`is left alone for a while where a 429 says ${retryAfter}`, async () => {
+      it(`is not called for a while where a 429 says ${retryAfter}`, async () => {
         server.behave = () => (server.calls.length === 1 ? { status: 429, headers: { 'retry-after': retryAfter } } : {})
         const { key } = await app.project()
         assert.equal((await key.post('/embeddings', { input: 'x' })).status, 200)
@@ -187,7 +184,7 @@ describe('the embedding provider', () => {
       [404, /refused the credentials, the model or the address/],
       [422, /responded with status 422/],
     ] as const) {
-      it(`is asked once when it answers ${status}`, async () => {
+      it(`is called once when it answers ${status}`, async () => {
         server.behave = () => ({ status, body: { error: { message: 'no' } } })
         const { key } = await app.project()
         const { status: answered, body } = await key.post('/embeddings', { input: 'x' })
@@ -207,7 +204,7 @@ describe('the embedding provider', () => {
       })
     }
 
-    it('is given up when it cannot be reached', async () => {
+    it('fails the call when it cannot be reached', async () => {
       const away = await start({ EMBEDDING_BASE_URL: 'http://127.0.0.1:9/v1' })
       const { body } = await (await away.project()).key.post('/embeddings', { input: 'x' })
       assert.equal(body.error.code, 'AI_PROVIDER_ERROR')
@@ -225,7 +222,7 @@ describe('the embedding provider', () => {
       )
     })
 
-    it('is not waited for longer than that where its body goes on and on', async () => {
+    it('is not waited for longer than the limit where its body never ends', async () => {
       const hasty = await start({ EMBEDDING_TIMEOUT_MS: '1000' })
       server.behave = () => (server.calls.length === 1 ? { dripMs: 20 } : {})
       const { key } = await hasty.project()
@@ -289,7 +286,7 @@ describe('the embedding provider', () => {
       assert.deepEqual([complaints[0].dimensions, complaints[0].expected], [DIMENSIONS + 1, DIMENSIONS])
     })
 
-    it('is not asked on for a client that has left', async () => {
+    it('receives no further call for a client that has left', async () => {
       server.behave = () => ({ delayMs: 3000 })
       const { key } = await app.project()
       const client = new AbortController()
@@ -409,7 +406,7 @@ describe('the embedding provider', () => {
       )
     })
 
-    it('are not metered when nobody is paid for them', async () => {
+    it('are not metered when they cost nothing', async () => {
       const app = await start({ EMBEDDING_PROVIDER: 'local', EMBEDDING_MODEL: '' })
       const { id, key } = await app.project()
       assert.equal((await key.post('/embeddings', { input: 'x' })).status, 200)
@@ -451,7 +448,7 @@ describe('the embedding provider', () => {
       )
     })
 
-    it('hold no text that nobody waits for any more', async () => {
+    it('hold no text without a waiting caller', async () => {
       const app = await start({ EMBEDDING_CONCURRENCY: '1', EMBEDDING_BATCH_SIZE: '1' })
       let release = () => {}
       const held = new Promise<void>(resolve => (release = resolve))
@@ -473,7 +470,7 @@ describe('the embedding provider', () => {
       )
     })
 
-    it("that fail for one caller's text are made again for each, so that nobody else loses by it", async () => {
+    it("that fail for one caller's text are repeated for each text, so that no other caller loses vectors", async () => {
       const app = await start()
       server.behave = call => (call.texts.includes('bad') ? { status: 500 } : {})
       const { embed } = embedderOf(app.services)
@@ -515,7 +512,7 @@ describe('the embedding provider', () => {
       )
     })
 
-    it('are not made for a question that was asked lately', async () => {
+    it('are not made for a question that was embedded recently', async () => {
       const app = await start()
       const { embedQuery } = embedderOf(app.services)
       const asked = options({ purpose: { kind: 'search', ref: 'req_1' } })
@@ -535,7 +532,7 @@ describe('the embedding provider', () => {
   })
 
   describe('and a caller that does not wait', () => {
-    it('gets what was done in time', async () => {
+    it('receives the vectors that were completed in time', async () => {
       const app = await start({ EMBEDDING_BATCH_SIZE: '1', EMBEDDING_CONCURRENCY: '4' })
       server.behave = call => ({ delayMs: call.texts[0] === 'slow' ? 20_000 : 0 })
       const vectors = await embedderOf(app.services).embed(['a', 'slow', 'b'], options({ timeoutMs: 2000 }))
@@ -557,7 +554,7 @@ describe('the embedding provider', () => {
       assert.equal(server.calls.length, 1)
     })
 
-    it('is told the reason of its own abort, and its call is dropped', async () => {
+    it('receives the reason of the abort, and its call is dropped', async () => {
       const app = await start()
       server.behave = () => ({ delayMs: 3000 })
       const abort = new AbortController()
@@ -570,7 +567,7 @@ describe('the embedding provider', () => {
       assert.equal(server.calls.length, 1)
     })
 
-    it('is told so too when it leaves before its first text is under way', async () => {
+    it('receives that reason also when it leaves before the call for its first text started', async () => {
       const app = await start()
       const left = new AbortController()
       const embedding = embedderOf(app.services).embed(['x'], options({ signal: left.signal }))
@@ -635,7 +632,7 @@ describe('the embedding provider', () => {
       assert.equal(server.calls[0].headers.authorization, `Bearer ${KEY}`)
     })
 
-    it('is told the length where its model takes it, and by Cohere whether a text is a question', async () => {
+    it('receives the length where its model takes it, and for Cohere whether a text is a question', async () => {
       const asked = async (model: string, dimensions: number) => {
         const app = await start({ ...bedrock, EMBEDDING_MODEL: model, EMBEDDING_DIMENSIONS: String(dimensions) })
         server.calls.length = 0
@@ -671,7 +668,7 @@ describe('the embedding provider', () => {
       delete process.env.AWS_SECRET_ACCESS_KEY
     })
 
-    it('is not asked without any key', async () => {
+    it('is not called without any key', async () => {
       const app = await start({ ...bedrock, EMBEDDING_API_KEY: '' })
       const { status } = await (await app.project()).key.post('/embeddings', { input: 'a' })
       assert.equal(status, 502)

@@ -10,6 +10,7 @@ import { type Client, eventually, startApp, type TestApp } from '../support/app.
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
+import { createdBy } from '../support/replies.ts'
 
 type Counts = { vectors: number; spaces: number; bytes: number; embedded: number }
 
@@ -21,15 +22,12 @@ const counts = async (app: TestApp): Promise<Counts> => ({
       from knowledge_vectors`)) as Counts),
 })
 
-const create = async (key: Client, content: string, more: object = {}) => {
-  const { status, body } = await key.post('/documents', { content, ...more })
-  assert.equal(status, 201, JSON.stringify(body))
-  return body.id as string
-}
+const create = async (key: Client, content: string, more: object = {}) =>
+  (await createdBy(key, '/documents', { content, ...more })).id as string
 
 const pendingOf = async (key: Client) => (await key.get('/embeddings/config')).body.reindex.pending as number
 
-describe('embedding anew', () => {
+describe('reindexing of embeddings', () => {
   let first: TestApp
   let server: EmbeddingServer
   let project: { id: string; key: Client }
@@ -70,7 +68,7 @@ describe('embedding anew', () => {
     await eventually(() => app.logs.some(line => line.includes('documents reindexed') && line.includes('"pending":0')))
   })
 
-  it('replaces the vectors of another model, and says what is left until then', async () => {
+  it('replaces the vectors of another model, and reports the remaining number until then', async () => {
     await pages(5)
     await create(project.key, 'abcdefgh', { chunk_strategy: 'size', chunk_size: 2, chunk_overlap: 0 })
     const before = await next(local(64))
@@ -94,7 +92,7 @@ describe('embedding anew', () => {
     }
   })
 
-  it('is left to the settings of the worker that started last, whoever is asked to', async () => {
+  it('uses the settings of the worker that started last, whichever worker runs it', async () => {
     await pages(3)
     const newer = await next({ ...local(128), KNOWLEDGE_TEXT_SEARCH_CONFIG: 'english' })
     const configs = () => first.services.pool.anyFirst(sql.unsafe`select distinct tsv_config from document_chunks`)
@@ -114,7 +112,7 @@ describe('embedding anew', () => {
     await embedMissing(old.services, handling)
     assert.deepEqual(await counts(first), ended)
     await first.services.pool.query(sql.unsafe`update documents set embed_since = null`)
-    // What is written by the old settings meanwhile follows.
+    // Rows written by the old settings meanwhile follows.
     await create(key, 'late')
     assert.deepEqual(await counts(first), { vectors: 4, spaces: 2, bytes: 512, embedded: 4 })
     await first.services.queues.send([queueMessage(reindexQueue, {})])
@@ -185,7 +183,7 @@ describe('embedding anew', () => {
     assert.deepEqual(await counts(first), { vectors: 2, spaces: 2, bytes: 256, embedded: 1 })
   })
 
-  it('asks a provider that is away for three pages of documents, not for all', async () => {
+  it('calls a provider that is down for three pages of documents, not for all', async () => {
     await Promise.all(Array.from({ length: 201 }, (_, index) => create(project.key, `document ${index}`)))
     server.behave = () => ({ status: 401 })
     const { app } = await next(remote())
@@ -211,7 +209,7 @@ describe('embedding anew', () => {
     assert.equal((await counts(first)).vectors, 0)
   })
 
-  it('goes on where a killed worker left off', async () => {
+  it('continues after the last page of a killed worker', async () => {
     await create(project.key, 'x'.repeat(60_000), { chunk_strategy: 'size', chunk_size: 10, chunk_overlap: 0 })
     // 6,000 chunks: 24 rounds of 256, each of 4 calls.
     server.behave = () => ({ delayMs: 60 })
@@ -219,7 +217,7 @@ describe('embedding anew', () => {
     const killed = await startProcess('worker', first.databaseUrl, settings, ['ingestion'])
     await eventually(async () => (await counts(first)).vectors > 512)
     await killed.kill('SIGKILL')
-    // What it had sent to the database may still be done there.
+    // Statements it had sent to the database may still be done there.
     const working = sql.unsafe`
       select count(*) from pg_stat_activity
       where datname = current_database() and pid <> pg_backend_pid() and xact_start is not null`

@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
 import { loadConfig } from '#config.ts'
 import { localVector } from '#content/index/embeddings/local.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { forSuite } from '../support/suite.ts'
 
 const norm = (vector: number[]) => Math.hypot(...vector)
 const dot = (a: ArrayLike<number>, b: ArrayLike<number>) => {
@@ -18,11 +19,7 @@ const KNOWN = [
 ]
 
 describe('embeddings without a provider', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app?.close())
+  const app = forSuite(startApp)
 
   it('answer 503 EMBEDDING_NOT_CONFIGURED', async () => {
     const { key } = await app.project()
@@ -67,11 +64,7 @@ describe('embeddings without a provider', () => {
 })
 
 describe('embeddings with the built-in embedder', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ env: { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '256' } })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startApp({ env: { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '256' } }))
 
   it('are as long as configured and of length 1', async () => {
     const { key } = await app.project()
@@ -145,7 +138,7 @@ describe('embeddings with the built-in embedder', () => {
     assert.equal(long.status, 200)
   })
 
-  it('need the permission, in the project they are asked for', async () => {
+  it('require the permission in the project of the request', async () => {
     const one = await app.project()
     const other = await app.project()
     const allow = (resource: string) => ({

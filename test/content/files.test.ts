@@ -2,31 +2,27 @@ import { strict as assert } from 'node:assert'
 import { createHash } from 'node:crypto'
 import { insertFile } from '#content/files/store.ts'
 import { newId } from '#core/base/ids.ts'
-import { rawQuery, sql } from '#core/db/sql.ts'
-import { type Client, client, startApp, type TestApp } from '../support/app.ts'
+import { sql } from '#core/db/sql.ts'
+import { type Client, client, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { codeOf, createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { statementsOf } from './documents-support.ts'
 import { download, formOf, sendForm, upload } from './file-support.ts'
 
 const unknown = 'file_00000000000000000000000000'
 const allow = (action: string[], ...resource: string[]) => ({ statement: [{ effect: 'Allow', action, resource }] })
-const code = (reply: { body: any }) => reply.body?.error?.code
 const problem = (reply: { body: any }) => reply.body?.error?.meta?.problems?.[0]
 
 describe('files', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let project: string
   let key: Client
   let counter = 0
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const events = async (id: string) =>
     (await storedEvents(app.services.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
-  const record = async (body: object = {}, caller = key) => {
-    const made = await caller.post('/files', { filename: `r${++counter}.txt`, ...body })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body
-  }
+  const record = (body: object = {}, caller = key) =>
+    createdBy(caller, '/files', { filename: `r${++counter}.txt`, ...body })
   const stored = async (bytes = 'abc', fields: Record<string, string> = {}) => {
     const made = await upload(app.url, key, { bytes, name: `u${++counter}.txt`, type: 'text/plain' }, fields)
     assert.equal(made.status, 201, JSON.stringify(made.body))
@@ -40,16 +36,14 @@ describe('files', () => {
     assert.equal(made.status, 201, JSON.stringify(made.body))
     return client(app.url, made.body.secret)
   }
-  const bytesHeld = async () => (await rows('select count(*) as n from file_blobs'))[0].n as number
+  const bytesHeld = async () => (await app.rows('select count(*) as n from file_blobs'))[0].n as number
 
   before(async () => {
-    app = await startApp()
     ;({ id: project, key } = await app.project())
   })
-  after(() => app.close())
 
   describe('a record without content', () => {
-    it('answers the record, tells an event with it and leaves an audit entry', async () => {
+    it('answers the record, emits an event with it and leaves an audit entry', async () => {
       const made = await key.post('/files', {
         filename: 'r.pdf',
         prefix: '/docs//2026/',
@@ -80,7 +74,7 @@ describe('files', () => {
       })
       assert.deepEqual((await key.get(`/files/${id}`)).body, made.body)
       assert.deepEqual(await events(id), [{ name: 'files.created', data: made.body }])
-      const [entry] = await rows('select * from audit_entries where resource_public_id = $1', [id])
+      const [entry] = await app.rows('select * from audit_entries where resource_public_id = $1', [id])
       assert.equal(entry.action, 'files:CreateFile')
       assert.equal((await key.get(`/files/${id}/download`)).status, 404)
       assert.equal((await key.get(`/files/${id}/download/base64`)).status, 404)
@@ -103,7 +97,7 @@ describe('files', () => {
       assert.equal(strange.path, '/p/50%_*\\.txt')
     })
 
-    it('refuses what is no file', async () => {
+    it('refuses invalid files', async () => {
       for (const body of [
         { filename: '' },
         { filename: '..' },
@@ -135,7 +129,7 @@ describe('files', () => {
       ]) {
         const made = await key.post('/files', body)
         assert.equal(made.status, 400, JSON.stringify(body).slice(0, 90))
-        assert.equal(code(made), 'VALIDATION_FAILED')
+        assert.equal(codeOf(made), 'VALIDATION_FAILED')
       }
     })
 
@@ -162,7 +156,7 @@ describe('files', () => {
       const first = await record({ prefix: '/a', filename: 'x.txt' })
       const second = await key.post('/files', { prefix: 'a/', filename: 'x.txt' })
       assert.deepEqual(
-        [second.status, code(second), second.body.error.meta],
+        [second.status, codeOf(second), second.body.error.meta],
         [409, 'NAME_CONFLICT', { path: '/a/x.txt' }],
       )
       assert.equal((await key.get(`/files/${first.id}`)).status, 200)
@@ -194,7 +188,7 @@ describe('files', () => {
       })
       if (made.status !== 201) assert.fail(JSON.stringify(made.body))
       const over = await full.key.post('/files', { filename: 'a', size: 11 })
-      assert.deepEqual([over.status, code(over)], [409, 'QUOTA_STORAGE_EXCEEDED'])
+      assert.deepEqual([over.status, codeOf(over)], [409, 'QUOTA_STORAGE_EXCEEDED'])
       assert.deepEqual(over.body.error.meta, {
         quota_id: made.body.id,
         metric: 'storage_bytes',
@@ -204,8 +198,8 @@ describe('files', () => {
       assert.equal((await full.key.get('/files')).body.total, 0)
       assert.equal((await full.key.post('/files', { filename: 'a', size: 10 })).status, 201)
       const big = await upload(app.url, full.key, { bytes: 'x'.repeat(11) })
-      assert.deepEqual([big.status, code(big)], [409, 'QUOTA_STORAGE_EXCEEDED'])
-      assert.equal((await rows("select 1 from file_blobs where state = 'staging'")).length, 0)
+      assert.deepEqual([big.status, codeOf(big)], [409, 'QUOTA_STORAGE_EXCEEDED'])
+      assert.equal((await app.rows("select 1 from file_blobs where state = 'staging'")).length, 0)
       assert.equal((await upload(app.url, full.key, { bytes: 'x'.repeat(10) })).status, 201)
     })
   })
@@ -245,7 +239,7 @@ describe('files', () => {
         }),
       ]) {
         assert.equal(reply.status, 404)
-        assert.equal(code(reply), 'RESOURCE_NOT_FOUND')
+        assert.equal(codeOf(reply), 'RESOURCE_NOT_FOUND')
       }
       assert.equal((await app.anonymous.get(`/files/${made.id}`)).status, 401)
       assert.equal((await app.anonymous.get(`/files/${made.id}/download`)).status, 401)
@@ -344,7 +338,7 @@ describe('files', () => {
       const values = [...within, 1050, 9950, 1050, ...within, 9950, 50]
       const numbered = [...text.matchAll(/\$(\d+)/g)].map(match => Number(match[1]))
       assert.equal(Math.max(...numbered), values.length, text)
-      const plan = (await rows(`explain ${text}`, values)).map(row => row['QUERY PLAN']).join('\n')
+      const plan = (await app.rows(`explain ${text}`, values)).map(row => row['QUERY PLAN']).join('\n')
       assert.match(plan, /files_(path|project)/)
       assert.doesNotMatch(plan, /Seq Scan on files/)
     })
@@ -386,10 +380,10 @@ describe('files', () => {
       assert.equal((await denied.post('/files', { prefix: '/a/../secret/', filename: 'b/x' })).status, 403)
       assert.equal((await upload(app.url, denied, { bytes: 'x', name: 'x' }, { prefix: 'secret' })).status, 403)
       assert.equal((await denied.patch(`/files/${made.body.id}/metadata`, { prefix: '/secret' })).status, 403)
-      assert.equal((await rows("select 1 from file_blobs where state = 'staging'")).length, 0)
+      assert.equal((await app.rows("select 1 from file_blobs where state = 'staging'")).length, 0)
     })
 
-    it('asks a policy for the one path that a file gets, whatever names it', async () => {
+    it('evaluates a policy for the one path that a file gets, whichever parameter names it', async () => {
       const denied = await narrowed({
         statement: [
           { effect: 'Allow', action: ['files:*'], resource: ['*'] },
@@ -415,7 +409,7 @@ describe('files', () => {
         await denied.post('/files/upload/base64', { content: '', prefix, filename: name }),
         await denied.post('/files/presigned-url', { prefix, filename: name }),
       ])
-        assert.deepEqual([refused.status, code(refused)], [403, 'FORBIDDEN'])
+        assert.deepEqual([refused.status, codeOf(refused)], [403, 'FORBIDDEN'])
       const both = await denied.post('/files', { prefix, filename: 'open.txt', name })
       assert.deepEqual([both.status, both.body.path], [201, '/kept/open.txt'])
       assert.equal((await form({ filename: 'open2.txt' })).body.path, '/kept/open2.txt')
@@ -423,7 +417,7 @@ describe('files', () => {
   })
 
   describe('changing', () => {
-    it('moves, renames and describes, each only as far as it is asked to', async () => {
+    it('moves, renames and describes, each only as requested', async () => {
       const made = await stored('abc', { prefix: '/from', metadata: '{"a":1}' })
       const moved = await key.patch(`/files/${made.id}/metadata`, { prefix: '/moved' })
       assert.equal(moved.status, 200)
@@ -444,14 +438,14 @@ describe('files', () => {
       assert.deepEqual((await key.patch(`/files/${made.id}/metadata`, {})).body, cleared.body)
       assert.equal((await events(made.id)).length, 4)
       assert.equal((await download(app.url, key.token, made.id)).bytes.toString(), 'abc')
-      const [entry] = await rows(
+      const [entry] = await app.rows(
         "select * from audit_entries where resource_public_id = $1 and action = 'files:UpdateFileMetadata' order by id limit 1",
         [made.id],
       )
       assert.equal(entry.status, 200)
     })
 
-    it('refuses a path in the body, a taken path and what is no name', async () => {
+    it('refuses a path in the body, a taken path and an invalid name', async () => {
       const a = await record({ prefix: '/c', filename: 'a' })
       await record({ prefix: '/c', filename: 'b' })
       for (const body of [
@@ -464,19 +458,19 @@ describe('files', () => {
       ])
         assert.equal((await key.patch(`/files/${a.id}/metadata`, body)).status, 400, JSON.stringify(body))
       const taken = await key.patch(`/files/${a.id}/metadata`, { filename: 'b' })
-      assert.deepEqual([taken.status, code(taken), taken.body.error.meta], [409, 'NAME_CONFLICT', { path: '/c/b' }])
+      assert.deepEqual([taken.status, codeOf(taken), taken.body.error.meta], [409, 'NAME_CONFLICT', { path: '/c/b' }])
       assert.equal((await key.get(`/files/${a.id}`)).body.path, '/c/a')
     })
 
-    it('obeys If-Match', async () => {
+    it('obeys If-Match in an update', async () => {
       const made = await record()
       const etag = (await key.get(`/files/${made.id}`)).headers.get('etag') as string
       assert.equal((await key.patch(`/files/${made.id}/metadata`, { metadata: {} }, { 'if-match': etag })).status, 200)
       const stale = await key.patch(`/files/${made.id}/metadata`, { metadata: {} }, { 'if-match': etag })
-      assert.deepEqual([stale.status, code(stale)], [412, 'PRECONDITION_FAILED'])
+      assert.deepEqual([stale.status, codeOf(stale)], [412, 'PRECONDITION_FAILED'])
     })
 
-    it('keeps tags, and tells of them', async () => {
+    it('keeps tags, and emits events with them', async () => {
       const made = await record({ tags: { a: '1' } })
       assert.deepEqual((await key.get(`/files/${made.id}/tags`)).body, { a: '1' })
       assert.deepEqual((await key.patch(`/files/${made.id}/tags`, { b: '2', a: null })).body, { b: '2' })
@@ -493,7 +487,7 @@ describe('files', () => {
       )
     })
 
-    it('is judged by what is declared for files at its path', async () => {
+    it('is checked against the declaration for files at its path', async () => {
       const { key, id } = await app.project()
       const schema = { type: 'object', required: ['quarter'] }
       const declared = await app.admin.post('/metadata-schemas', {
@@ -561,7 +555,7 @@ describe('files', () => {
       assert.equal(again.body.content_type, 'text/x-other')
       assert.equal(again.body.filename, 'later.md')
       const untyped = await put(made.id, 'other bytes', { 'content-type': 'application/octet-stream' })
-      assert.equal(untyped.body.content_type, 'text/x-other', 'what is told of the type stays told')
+      assert.equal(untyped.body.content_type, 'text/x-other', 'the declared type is stored')
       assert.equal((await download(app.url, key.token, made.id)).bytes.toString(), 'other bytes')
       assert.equal(await bytesHeld(), held, 'the old bytes are gone')
       assert.deepEqual(
@@ -570,10 +564,10 @@ describe('files', () => {
       )
     })
 
-    it('obeys If-Match, and the quota by what it adds', async () => {
+    it('obeys If-Match, and counts the added bytes against the quota', async () => {
       const made = await stored('12345')
       const stale = await put(made.id, 'x', { 'if-match': '"nonsense"' })
-      assert.deepEqual([stale.status, code(stale)], [412, 'PRECONDITION_FAILED'])
+      assert.deepEqual([stale.status, codeOf(stale)], [412, 'PRECONDITION_FAILED'])
       assert.equal((await download(app.url, key.token, made.id)).bytes.toString(), '12345')
       const full = await app.project()
       await app.admin.post('/quotas', {
@@ -586,21 +580,21 @@ describe('files', () => {
       const small = (await upload(app.url, full.key, { bytes: '12345' })).body
       assert.equal((await put(small.id, '1234567890', {}, full.key)).status, 200)
       const over = await put(small.id, '1234567890123456', {}, full.key)
-      assert.deepEqual([over.status, code(over)], [409, 'QUOTA_STORAGE_EXCEEDED'])
+      assert.deepEqual([over.status, codeOf(over)], [409, 'QUOTA_STORAGE_EXCEEDED'])
       assert.equal((await download(app.url, full.key.token, small.id)).bytes.toString(), '1234567890')
-      await rows(
+      await app.rows(
         'insert into storage_snapshots (project_id, day, bytes, chunk_count) values ($1, current_date, 6, 0)',
         [full.id],
       )
       const started = app.statements.length
-      assert.equal(code(await put(small.id, '', {}, full.key)), 'QUOTA_STORAGE_EXCEEDED')
+      assert.equal(codeOf(await put(small.id, '', {}, full.key)), 'QUOTA_STORAGE_EXCEEDED')
       assert.ok(!app.statements.slice(started).some(text => text.includes('file_blob')), 'before a byte is read')
     })
 
-    it('refuses encodings and what is no form', async () => {
+    it('refuses encodings and bodies that are no form', async () => {
       const made = await record()
       const encoded = await put(made.id, 'x', { 'content-encoding': 'gzip' })
-      assert.deepEqual([encoded.status, code(encoded)], [415, 'REQUEST_REJECTED'])
+      assert.deepEqual([encoded.status, codeOf(encoded)], [415, 'REQUEST_REJECTED'])
       const empty = await sendForm(app.url, key.token, `/files/${made.id}/content`, formOf([['a', 'b']]), {
         method: 'PUT',
       })
@@ -608,7 +602,7 @@ describe('files', () => {
       assert.equal((await key.get(`/files/${made.id}`)).body.has_content, false)
     })
 
-    it('leaves the bytes of one of two at once', async () => {
+    it('keeps the bytes of one of two concurrent uploads', async () => {
       const made = await stored('first')
       const held = await bytesHeld()
       const both = await Promise.all([put(made.id, 'second'), put(made.id, 'third!')])
@@ -624,17 +618,14 @@ describe('files', () => {
   })
 
   describe('a file that backs a document', () => {
-    const document = async () => {
-      const made = await key.post('/documents', {
+    const document = () =>
+      createdBy(key, '/documents', {
         content: 'some text',
         filename: `named${++counter}.txt`,
         path: `/docs/d${counter}.txt`,
       })
-      assert.equal(made.status, 201, JSON.stringify(made.body))
-      return made.body
-    }
 
-    it('cannot be deleted, moved, renamed or given other bytes, and says by what it is held', async () => {
+    it('cannot be deleted, moved, renamed or replaced, and the error names its document', async () => {
       const made = await document()
       const file = made.file_id as string
       assert.equal((await key.get(`/files/${file}`)).body.document_id, made.id)
@@ -642,12 +633,12 @@ describe('files', () => {
         await key.delete(`/files/${file}`),
         await key.patch(`/files/${file}/metadata`, { prefix: '/elsewhere' }),
         await key.patch(`/files/${file}/metadata`, { filename: 'other.txt' }),
-        // Its path would stay as it is, only its name would not.
+        // Its path would stay unchanged, only its name would not.
         await key.patch(`/files/${file}/metadata`, { filename: `d${counter}.txt` }),
         await sendForm(app.url, key.token, `/files/${file}/content`, formOf([{ bytes: 'x' }]), { method: 'PUT' }),
       ]
       for (const reply of refusals) {
-        assert.deepEqual([reply.status, code(reply)], [409, 'FILE_HAS_DEPENDENTS'])
+        assert.deepEqual([reply.status, codeOf(reply)], [409, 'FILE_HAS_DEPENDENTS'])
         assert.deepEqual(reply.body.error.meta, {
           counts: { documents: 1 },
           sample_ids: { documents: [made.id] },
@@ -698,7 +689,7 @@ describe('files', () => {
   })
 
   describe('deleting', () => {
-    it('takes the row with its bytes and tells an event of the record as it stood', async () => {
+    it('deletes the row with its bytes and emits the last record', async () => {
       const made = await stored()
       const held = await bytesHeld()
       assert.deepEqual((await key.get(`/files/${made.id}/dependents`)).body.data, [])
@@ -708,7 +699,7 @@ describe('files', () => {
       assert.equal(await bytesHeld(), held - 1)
       assert.equal(
         (
-          await rows(
+          await app.rows(
             'select 1 from file_blob_chunks c where not exists (select 1 from file_blobs b where b.id = c.blob_id)',
           )
         ).length,
@@ -722,7 +713,7 @@ describe('files', () => {
       )
     })
 
-    it('and an ingestion of the same file at once leave one of the two', async () => {
+    it('a delete and a concurrent ingestion of one file leave one of the two', async () => {
       for (let round = 0; round < 12; round++) {
         const made = await stored()
         const ingest = () => key.post('/documents/ingest', { file_id: made.id })
@@ -731,11 +722,11 @@ describe('files', () => {
           round % 2 === 0
             ? await Promise.all([ingest(), remove()])
             : await Promise.all([remove(), ingest()]).then(([second, first]) => [first, second])
-        const outcome = `${ingested.status} ${code(ingested) ?? ''} ${removed.status} ${code(removed) ?? ''}`
+        const outcome = `${ingested.status} ${codeOf(ingested) ?? ''} ${removed.status} ${codeOf(removed) ?? ''}`
         if (removed.status === 204)
-          assert.deepEqual([ingested.status, code(ingested)], [400, 'FILE_NOT_FOUND'], outcome)
+          assert.deepEqual([ingested.status, codeOf(ingested)], [400, 'FILE_NOT_FOUND'], outcome)
         else {
-          assert.deepEqual([removed.status, code(removed)], [409, 'FILE_HAS_DEPENDENTS'], outcome)
+          assert.deepEqual([removed.status, codeOf(removed)], [409, 'FILE_HAS_DEPENDENTS'], outcome)
           assert.ok(ingested.status < 300, outcome)
         }
       }

@@ -31,7 +31,7 @@ describe('conversion of images', function () {
       .png()
       .toBuffer()
 
-  it('equal images are converted once, also at the same time; one who leaves does not end it for others', async () => {
+  it('equal images are converted once, also concurrently; a caller that leaves does not end it for others', async () => {
     const image = await plain(40)
     const leaving = new AbortController()
     const all = [convert(image), convert(image, leaving.signal), convert(image)]
@@ -59,7 +59,7 @@ describe('conversion of images', function () {
     assert.notEqual(processes()[0], pid)
   })
 
-  it('a conversion that nobody waits for is ended', async () => {
+  it('a conversion without a waiting caller is ended', async () => {
     const leaving = new AbortController()
     const large = png(20_000, 4900, Buffer.alloc(2501 * 4900))
     const left = convert(large, leaving.signal)

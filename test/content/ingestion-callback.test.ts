@@ -6,7 +6,8 @@ import { signToken } from '#identity/tokens/tokens.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { randomOf } from '../support/fuzz.ts'
 import { pdf } from '../support/pdf.ts'
-import { reply, startTools, type TestTools } from '../support/tools.ts'
+import { forSuite } from '../support/suite.ts'
+import { reply, startTools } from '../support/tools.ts'
 import {
   age,
   chunksOf,
@@ -20,15 +21,9 @@ import {
 } from './ingestion-support.ts'
 
 describe('conversion of files', () => {
-  let app: TestApp
-  let tools: TestTools
-  let key: TestApp['admin']
-  let keyId: string
-  let tool: string
-
-  before(async () => {
-    tools = await startTools()
-    app = await startApp({
+  const tools = forSuite(startTools)
+  const app = forSuite(() =>
+    startApp({
       workers: ['ingestion'],
       env: {
         BASE_URL: 'http://muster.test',
@@ -36,7 +31,13 @@ describe('conversion of files', () => {
         INGESTION_MAX_PAGES: '20',
         INGESTION_LEASE_SECONDS: '4',
       },
-    })
+    }),
+  )
+  let key: TestApp['admin']
+  let keyId: string
+  let tool: string
+
+  before(async () => {
     const project = await app.project()
     key = project.key
     keyId = project.keyId
@@ -56,10 +57,6 @@ describe('conversion of files', () => {
       const { status, body } = await key.post('/ingestion-rules', { tool_id: tool, ...fields })
       assert.equal(status, 201, JSON.stringify(body))
     }
-  })
-  after(async () => {
-    await app?.close()
-    await tools?.close()
   })
   beforeEach(() => tools.answer(tool, { body: 'text' }))
 
@@ -112,7 +109,7 @@ describe('conversion of files', () => {
     assert.equal(await failure({ body: { pages: [] } }), 'FILE_PARSE_FAILED')
   })
 
-  it('bounds the depth of what is posted before it is parsed', async () => {
+  it('bounds the depth of posted bodies before it parses them', async () => {
     const { id, token } = await deferred()
     const reply = await post(id, token, `{"pages":${'['.repeat(40_000)}${']'.repeat(40_000)}}`)
     assert.deepEqual([reply.status, reply.body.error.meta.problems?.[0].code], [400, 'TOO_DEEP'])
@@ -148,7 +145,7 @@ describe('conversion of files', () => {
     assert.equal((await settledStatus(key, id)).chunk_count, 20)
   })
 
-  it('asks the converter of a native type only where its rule says so', async () => {
+  it('calls the converter of a native type only where its rule says so', async () => {
     const calls = () => tools.calls(tool).length
     const of = async (bytes: Buffer, prefix: string) => {
       const before = calls()
@@ -187,7 +184,7 @@ describe('conversion of files', () => {
     assert.equal((await key.delete(`/ingestion-rules/${rule.body.id}`)).status, 204)
   })
 
-  it('goes by the rules as they stand when it runs', async () => {
+  it('applies the rules of the moment when it runs', async () => {
     const rule = await key.post('/ingestion-rules', { tool_id: tool, content_type_glob: 'audio/*' })
     tools.answer(tool, { body: { status: 'pending' } })
     const { body } = await key.post('/documents/ingest', {
@@ -339,7 +336,7 @@ describe('conversion of files', () => {
     await idle.close()
   })
 
-  it('takes one of many callbacks that come at once', async () => {
+  it('accepts one of many concurrent callbacks', async () => {
     const { id, token } = await deferred()
     const answers = await Promise.all(Array.from({ length: 10 }, (_, n) => post(id, token, { text: `text ${n}` })))
     const taken = answers.findIndex(({ status }) => status === 204)
@@ -398,7 +395,7 @@ describe('conversion of files', () => {
     await slow.close()
   })
 
-  it('does not ask a tool again that has answered, when what follows fails', async () => {
+  it('does not call a tool again that has answered, when a later step fails', async () => {
     tools.answer(tool, { body: { pages: [{ text: 'answered once', page_number: 4 }] } })
     await app.services.pool.query(sql.unsafe`
       create function refuse_chunks() returns trigger language plpgsql as
@@ -440,7 +437,7 @@ describe('conversion of files', () => {
     assert.equal('callback' in lastInput(), false)
   })
 
-  it('records what is thrown on its last try, with what a text can hold of it', async () => {
+  it('records the error of its last try, without characters that a text cannot store', async () => {
     const once = await startApp({ workers: ['ingestion'], env: { INGESTION_MAX_TRIES: '1' } })
     const other = await once.project()
     const broken = await tools.add(once, other.id)
@@ -453,7 +450,7 @@ describe('conversion of files', () => {
     await once.close()
   })
 
-  it('gives a callback a day, or twice as long as it is waited for', async () => {
+  it('accepts a callback for a day, or for twice its waiting time', async () => {
     const lifeOf = (token: string) => {
       const { iat, exp } = JSON.parse(Buffer.from(token.split('.')[1], 'base64url').toString())
       return exp - iat
@@ -511,7 +508,7 @@ describe('conversion of files', () => {
     }
   })
 
-  it('is driven as who asked for it', async () => {
+  it('runs with the permissions of the caller who requested it', async () => {
     tools.handed.length = 0
     await ingested(key, await image())
     assert.deepEqual(
@@ -520,7 +517,7 @@ describe('conversion of files', () => {
     )
   })
 
-  it('ends settled and whole, whatever tools, callbacks, callers and two workers do at once', async function () {
+  it('settles completely under concurrent tools, callbacks, callers and two workers', async function () {
     this.timeout(120_000)
     const seed = Number(process.env.FUZZ_SEED ?? Date.now() % 1_000_000)
     const seeded = `FUZZ_SEED=${seed}`

@@ -1,24 +1,19 @@
 import assert from 'node:assert/strict'
 import { newId } from '#core/base/ids.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import type { Reply } from '../support/app.ts'
 import { processorMs } from '../support/event-loop.ts'
 import { storedEvents } from '../support/events.ts'
-import { startTools, type TestTools } from '../support/tools.ts'
+import { forSuite } from '../support/suite.ts'
+import { startTools } from '../support/tools.ts'
 
 describe('ingestion rules', () => {
-  let app: AgentApp
-  let tools: TestTools
+  const tools = forSuite(startTools)
+  const app = forSuite(() => startAgentApp({ workers: [] }))
   let tool: string
 
   before(async () => {
-    tools = await startTools()
-    app = await startAgentApp({ workers: [] })
     tool = await tools.add(app, app.projectId)
-  })
-  after(async () => {
-    await app?.close()
-    await tools?.close()
   })
 
   let counter = 0
@@ -71,7 +66,7 @@ describe('ingestion rules', () => {
       assert.deepEqual((await app.key.get(`/ingestion-rules/${id}`)).body, body)
     })
 
-    it('keep what was given, keys and values as they were', async () => {
+    it('keep their fields unchanged, keys and values', async () => {
       const fields = {
         enabled: false,
         path_prefix: '/in//box/',
@@ -93,7 +88,7 @@ describe('ingestion rules', () => {
         assert.deepEqual(body[name], name === 'path_prefix' ? '/in/box' : value)
     })
 
-    it('are listed newest first, page by page, of the project asked for alone', async () => {
+    it('are listed newest first, page by page, for the requested project alone', async () => {
       const { id, key } = await app.project()
       const own = await tools.add(app, id)
       const ids: string[] = []
@@ -354,7 +349,7 @@ describe('ingestion rules', () => {
       assert.equal((await patch(rule.id, { content_type_glob: 'one/GLOB' })).status, 200)
     })
 
-    it('made or changed at once end as one', async () => {
+    it('created or changed concurrently end as one', async () => {
       for (let round = 0; round < 5; round++) {
         const content_type_glob = someGlob()
         const creates = await Promise.all([1, 2, 3, 4].map(() => create({ content_type_glob })))
@@ -366,7 +361,7 @@ describe('ingestion rules', () => {
       }
     })
 
-    it('keep what two changes at once say of different fields', async () => {
+    it('keep both of two concurrent changes to different fields', async () => {
       for (let round = 0; round < 10; round++) {
         const { id } = await made()
         const [metadata, native_extraction] = [{ round }, 'skip']
@@ -411,7 +406,7 @@ describe('ingestion rules', () => {
       }
     })
 
-    it('go with a project that is deleted by force, and are counted when it is not', async () => {
+    it('are deleted with a project that is deleted by force, and are counted when it is not', async () => {
       const { id, key } = await app.project()
       await key.post('/ingestion-rules', { content_type_glob: 'a/b', tool_id: await tools.add(app, id) })
       const refused = await app.admin.delete(`/projects/${id}`)
@@ -501,7 +496,7 @@ describe('ingestion rules', () => {
       assert.equal(await names('video/mp4'), '*/*')
     })
 
-    it('looks at neither case nor parameters', async () => {
+    it('ignores case and parameters', async () => {
       assert.equal(await names('Image/PNG; q="a;b"'), 'image/png')
       assert.equal(await names(' image/jpeg ;x=1'), 'image/*')
     })
@@ -536,7 +531,7 @@ describe('ingestion rules', () => {
         assert.equal((await resolve(type)).native, false)
     })
 
-    it('answers at once for globs and types made to be slow', async () => {
+    it('answers immediately for globs and types that were made to be slow', async () => {
       const { id, key: other } = await app.project()
       const own = await tools.add(app, id)
       const content_type_glob = `${'*a'.repeat(120)}/b`
@@ -550,7 +545,7 @@ describe('ingestion rules', () => {
       assert.ok(took < 1000, `${took} ms`)
     })
 
-    it('answers however many ask at once', async () => {
+    it('answers under many concurrent requests', async () => {
       const asked = Array.from({ length: 60 }, () =>
         key.post('/ingestion-rules/resolve', { content_type: 'image/png' }),
       )

@@ -3,6 +3,7 @@ import { ingestionWork } from '#content/ingestion/ingest.ts'
 import { sql } from '#core/db/sql.ts'
 import { type Client, eventually, type Reply, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { createdBy } from '../support/replies.ts'
 
 let counter = 0
 
@@ -12,14 +13,14 @@ export async function upload(
   content: string | Buffer,
   fields: { content_type?: string; filename?: string; prefix?: string; project_id?: string; metadata?: object } = {},
 ): Promise<string> {
-  const { status, body } = await key.post('/files/upload/base64', {
-    content: Buffer.from(content as string).toString('base64'),
-    filename: `file ${++counter}.txt`,
-    content_type: 'text/plain',
-    ...fields,
-  })
-  assert.equal(status, 201, JSON.stringify(body))
-  return body.id
+  return (
+    await createdBy(key, '/files/upload/base64', {
+      content: Buffer.from(content as string).toString('base64'),
+      filename: `file ${++counter}.txt`,
+      content_type: 'text/plain',
+      ...fields,
+    })
+  ).id
 }
 
 /** The answer refuses with a status and a code. */
@@ -28,7 +29,7 @@ export function refuses({ status, body }: Reply, expected: number, code: string,
   if (problem !== undefined) assert.equal(body.error.meta.problems[0].code, problem)
 }
 
-/** Waits until a document's ingestion is over, as its status tells. */
+/** Waits until a document's ingestion is over, by its status. */
 export const settledStatus = (key: Client, id: string) =>
   eventually(
     async () => {
@@ -46,7 +47,7 @@ export async function ingested(key: Client, fileId: string, fields: object = {})
   return (await key.get(`/documents/${body.id}`)).body
 }
 
-/** Events of a document in the order they were told. */
+/** Events of a document in their order. */
 export const eventsOf = (app: TestApp, id: string) => storedEvents(app.services.pool, { resource: id })
 
 /** The chunks of a document as they are stored. */

@@ -3,25 +3,19 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { loadConfig } from '#config.ts'
 import { newId } from '#core/base/ids.ts'
 import { sql } from '#core/db/sql.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { pdf } from '../support/pdf.ts'
+import { forSuite } from '../support/suite.ts'
 import { chunksOf, eventsOf, ingested, refuses, settledStatus, upload } from './ingestion-support.ts'
 
-type Project = Awaited<ReturnType<TestApp['project']>>
-
 describe('ingestion', () => {
-  let app: TestApp
-  let project: Project
-  let key: Project['key']
-
-  before(async () => {
-    app = await startApp({ workers: ['ingestion'], env: { SYNC_INGESTION_MAX_BYTES: '4000', SYNC_WAIT_SECONDS: '20' } })
-    project = await app.project()
-    key = project.key
-  })
-  after(() => app?.close())
+  const app = forSuite(() =>
+    startApp({ workers: ['ingestion'], env: { SYNC_INGESTION_MAX_BYTES: '4000', SYNC_WAIT_SECONDS: '20' } }),
+  )
+  const project = forSuite(() => app.project())
+  const key = forSuite(() => project.key)
 
   const ingest = (fileId: string, fields: object = {}, query = '') =>
     key.post(`/documents/ingest${query}`, { file_id: fileId, ...fields })
@@ -83,7 +77,7 @@ describe('ingestion', () => {
       assert.equal(read.version, 1)
     })
 
-    it('tells documents.created with the pending record, documents.ingested with the ready one', async () => {
+    it('emits documents.created with the pending record, documents.ingested with the ready one', async () => {
       const document = await ingested(key, await upload(key, 'some text'))
       const events = await eventsOf(app, document.id)
       assert.deepEqual(
@@ -137,7 +131,7 @@ describe('ingestion', () => {
       assert.equal(document.chunk_count, 3)
     })
 
-    it('with path_prefix moves the file with the document and tells both', async () => {
+    it('with path_prefix moves the file with the document and emits events for both', async () => {
       const file = await upload(key, 'moved', { filename: 'a.txt', prefix: '/here' })
       const document = await ingested(key, file, { path_prefix: 'there//deep/' })
       assert.equal(document.path, '/there/deep/a.txt')
@@ -151,7 +145,7 @@ describe('ingestion', () => {
       )
     })
 
-    it('fills version 1 with the text, by who asked for it', async () => {
+    it('fills version 1 with the text, as the caller who requested it', async () => {
       const document = await ingested(key, await upload(key, 'the text'))
       const versions = (await key.get(`/documents/${document.id}/versions`)).body
       assert.equal(versions.total, 1)
@@ -173,7 +167,7 @@ describe('ingestion', () => {
       )
     })
 
-    it('goes on while the project is paused', async () => {
+    it('continues while the project is paused', async () => {
       const other = await app.project()
       const file = await upload(other.key, 'text')
       assert.equal((await app.admin.post(`/projects/${other.id}/pause`, {})).status, 200)
@@ -271,7 +265,7 @@ describe('ingestion', () => {
       await refused(ingest(file, { path_prefix: '/mine' }), 400, 'VALIDATION_FAILED', 'RESERVED_PATH')
     })
 
-    it('for metadata that breaks what is declared at the path it gets', async () => {
+    it('refuses metadata that breaks the declaration for the path of the document', async () => {
       const declared = await key.post('/metadata-schemas', {
         resource_type: 'document',
         path_prefix: '/judged',
@@ -285,7 +279,7 @@ describe('ingestion', () => {
       assert.equal((await ingest(file, { path_prefix: '/judged' })).status, 202)
     })
 
-    it('for metadata of the file that breaks what is declared for files where it moves to', async () => {
+    it('refuses metadata of the file that breaks the declaration for files at the new path', async () => {
       await key.post('/metadata-schemas', {
         resource_type: 'file',
         path_prefix: '/strict',
@@ -389,7 +383,7 @@ describe('ingestion', () => {
     })
   })
 
-  describe('that two ask for at once', () => {
+  describe('that two callers request concurrently', () => {
     it('makes one document; the other learns of it', async () => {
       const file = await upload(key, 'contested')
       const answers = await Promise.all(Array.from({ length: 8 }, () => ingest(file)))
@@ -448,7 +442,7 @@ describe('ingestion', () => {
       return document.error
     }
 
-    it('for want of a charset records FILE_PARSE_FAILED; one that its bytes show is noted until the text is replaced', async () => {
+    it('records FILE_PARSE_FAILED without a charset; a charset that its bytes show is noted until the text is replaced', async () => {
       const { code, message } = await failure(Buffer.from([0x47, 0x72, 0xfc]), 'text/plain')
       assert.equal(code, 'FILE_PARSE_FAILED')
       assert.match(message, /charset=windows-1252/)
@@ -461,7 +455,7 @@ describe('ingestion', () => {
       const { body } = await key.patch(`/documents/${document.id}`, { content: 'new' })
       assert.equal(body.charset, null)
     })
-    it('for want of text records FILE_PARSE_FAILED', async () => {
+    it('records FILE_PARSE_FAILED without text', async () => {
       assert.equal((await failure(' \n\t ', 'text/plain')).code, 'FILE_PARSE_FAILED')
       assert.equal((await failure('', 'text/markdown')).code, 'FILE_PARSE_FAILED')
       assert.equal((await failure(pdf(['']), 'application/pdf')).code, 'FILE_PARSE_FAILED')
@@ -506,16 +500,13 @@ describe('ingestion', () => {
   })
 
   describe('within limits', () => {
-    let small: TestApp
-    let other: Project
-    before(async () => {
-      small = await startApp({
+    const small = forSuite(() =>
+      startApp({
         workers: ['ingestion'],
         env: { INGESTION_MAX_TEXT_BYTES: '1000', INGESTION_MAX_CHUNKS: '10', INGESTION_MAX_PAGES: '3' },
-      })
-      other = await small.project()
-    })
-    after(() => small?.close())
+      }),
+    )
+    const other = forSuite(() => small.project())
 
     it('records INGESTION_FAILED with the limit that was passed, without another try', async () => {
       const failed = async (content: string | Buffer, fields: object, file: object = {}) => {
@@ -576,7 +567,7 @@ describe('ingestion', () => {
       EMBEDDING_DIMENSIONS: '32',
     })
 
-    it('asks it once for a long text, not for every part of it', async () => {
+    it('calls it once for a long text, not for every part of it', async () => {
       const server = await startEmbeddingServer(32)
       server.behave = () => ({ status: 429, headers: { 'retry-after': '60' } })
       const busy = await startApp({
@@ -593,7 +584,7 @@ describe('ingestion', () => {
       await server.close()
     })
 
-    it('asks it for the rest of a text of which it refuses a part', async () => {
+    it('calls it for the remaining parts of a text of which it refuses one', async () => {
       const server = await startEmbeddingServer(32)
       server.behave = ({ texts }) => (texts.some(text => text.includes('bad')) ? { status: 400 } : {})
       const strict = await startApp({
@@ -612,7 +603,7 @@ describe('ingestion', () => {
   })
 
   describe('of a document again', () => {
-    it('begins anew: nothing of the attempt before is left', async () => {
+    it('begins from nothing: no result of the attempt before remains', async () => {
       const idle = await startApp()
       const other = await idle.project()
       const { body } = await other.key.post('/documents/ingest', { file_id: await upload(other.key, 'text') })
@@ -657,7 +648,7 @@ describe('ingestion', () => {
       await idle.close()
     })
 
-    it('goes pending and ready, with the settings asked for, and one more event', async () => {
+    it('becomes pending and ready, with the requested settings, and one more event', async () => {
       const file = await upload(key, pdf(['one', 'two']), { content_type: 'application/pdf' })
       const document = await ingested(key, file)
       assert.equal(document.chunk_count, 2)
@@ -713,7 +704,7 @@ describe('ingestion', () => {
       assert.equal((await key.get(`/documents/${document.id}/versions/2`)).body.content, 'new words')
     })
 
-    it('of a text of its own cuts that text as it is', async () => {
+    it('of a document with its own text splits that text unchanged', async () => {
       const text = '  spaced text \n'
       const made = (await key.post('/documents', { content: text })).body
       assert.equal((await again(made.id, { chunk_strategy: 'size', chunk_size: 10, chunk_overlap: 0 })).status, 202)
@@ -727,7 +718,7 @@ describe('ingestion', () => {
       )
     })
 
-    it('is refused while it is withdrawn, for a message document, and for what is not there', async () => {
+    it('is refused while the document is withdrawn, for a message document, and for a missing document', async () => {
       const document = await ingested(key, await upload(key, 'withdrawn soon'))
       assert.equal((await key.post(`/documents/${document.id}/withdraw`)).status, 200)
       refuses(await again(document.id), 400, 'VALIDATION_FAILED')
@@ -775,7 +766,7 @@ describe('ingestion', () => {
       ['ready', 'prompt'],
       ['failed', ' '],
     ])
-      it(`answers when it is told of a ${end} one, not when it looks by itself`, async () => {
+      it(`answers on the notification of a ${end} one, not on its own poll`, async () => {
         let quickest = Number.POSITIVE_INFINITY
         for (let n = 0; n < 20 && quickest > 900; n++) {
           const file = await upload(key, content)
@@ -784,7 +775,7 @@ describe('ingestion', () => {
           assert.deepEqual([status, body.status], [201, end])
           quickest = Math.min(quickest, performance.now() - started)
         }
-        assert.ok(quickest <= 900, `${quickest} ms, and the look comes every second`)
+        assert.ok(quickest <= 900, `${quickest} ms, and the poll comes every second`)
       })
 
     it('answers 201 with a failed one too', async () => {
@@ -792,7 +783,7 @@ describe('ingestion', () => {
       assert.deepEqual([status, body.status, body.error.code], [201, 'failed', 'FILE_PARSE_FAILED'])
     })
 
-    it('answers 202 with the record as it is after SYNC_WAIT_SECONDS, holding nothing open; the job goes on', async () => {
+    it('answers 202 with the current record after SYNC_WAIT_SECONDS, holding nothing open; the job continues', async () => {
       const idle = await startApp({ env: { SYNC_WAIT_SECONDS: '2' } })
       const other = await idle.project()
       const file = await upload(other.key, 'slow')
@@ -811,7 +802,7 @@ describe('ingestion', () => {
       await idle.close()
     })
 
-    it('goes on when the client leaves', async () => {
+    it('continues when the client leaves', async () => {
       const idle = await startApp()
       const other = await idle.project()
       const file = await upload(other.key, 'left alone')
@@ -832,7 +823,7 @@ describe('ingestion', () => {
       await idle.close()
     })
 
-    it('goes before what nobody waits for', async () => {
+    it('runs before ingestions without a waiting caller', async () => {
       const idle = await startApp({ env: { SYNC_WAIT_SECONDS: '1' } })
       const other = await idle.project()
       const background = await Promise.all([1, 2, 3].map(n => upload(other.key, `background ${n}`)))

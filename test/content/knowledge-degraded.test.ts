@@ -1,13 +1,14 @@
 import { strict as assert } from 'node:assert'
 import { rawQuery } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
-import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
-import { startTools, type TestTools } from '../support/tools.ts'
+import { startEmbeddingServer } from '../support/embedding-server.ts'
+import { forSuite } from '../support/suite.ts'
+import { startTools } from '../support/tools.ts'
 
 const DIMENSIONS = 32
 
 describe('knowledge search with something missing', () => {
-  let server: EmbeddingServer
+  const server = forSuite(() => startEmbeddingServer(DIMENSIONS))
   const apps: TestApp[] = []
 
   const provider = () => ({
@@ -17,7 +18,7 @@ describe('knowledge search with something missing', () => {
     EMBEDDING_BASE_URL: server.url,
     KNOWLEDGE_EMBED_TIMEOUT_MS: '1500',
   })
-  /** An application of its own settings, with one document in one project. */
+  /** An application with given settings, with one document in one project. */
   const started = async (env: Record<string, string>): Promise<{ app: TestApp; key: Client; projectId: string }> => {
     const app = await startApp({ env })
     apps.push(app)
@@ -26,15 +27,10 @@ describe('knowledge search with something missing', () => {
     return { app, key, projectId: id }
   }
   const search = (key: Client, body: object = {}) => key.post('/knowledge/search', { query: 'curlew', ...body })
-
-  before(async () => {
-    server = await startEmbeddingServer(DIMENSIONS)
-  })
   afterEach(async () => {
     server.behave = () => ({})
     for (const app of apps.splice(0)) await app.close()
   })
-  after(() => server.close())
 
   it('answers by words alone without an embedding model', async () => {
     const { key } = await started({})
@@ -61,7 +57,7 @@ describe('knowledge search with something missing', () => {
     assert.deepEqual(body.results[0].signals, { vector: 1, lexical: 1 })
   })
 
-  it('asks the provider once for the same question', async () => {
+  it('calls the provider once for equal questions', async () => {
     const { key } = await started(provider())
     server.calls.length = 0
     await search(key)
@@ -123,11 +119,7 @@ describe('knowledge search with something missing', () => {
   })
 
   describe('reranked by a tool', () => {
-    let tools: TestTools
-    before(async () => {
-      tools = await startTools()
-    })
-    after(() => tools.close())
+    const tools = forSuite(startTools)
 
     it('orders the first rows by the scores of the tool', async () => {
       const { app, key, projectId } = await started({ EMBEDDING_PROVIDER: 'local' })

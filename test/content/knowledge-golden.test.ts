@@ -1,6 +1,7 @@
 import { strict as assert } from 'node:assert'
 import { type Golden, passages, type Quality, quality, questions } from '../bench/golden.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 const K = 10
 
@@ -13,14 +14,13 @@ const baseline: Record<string, Quality> = {
 }
 
 describe('knowledge search over labelled questions', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { EMBEDDING_PROVIDER: 'local' } }))
   /** Names of passages by question: as ranked, and by each channel alone. */
   const fused = new Map<Golden, string[]>()
   const vector = new Map<Golden, string[]>()
   const lexical = new Map<Golden, string[]>()
 
   before(async () => {
-    app = await startApp({ env: { EMBEDDING_PROVIDER: 'local' } })
     const { key } = await app.project()
     const names = new Map<string, string>()
     for (const [name, content] of Object.entries(passages)) {
@@ -45,7 +45,6 @@ describe('knowledge search over labelled questions', () => {
       }
     }
   })
-  after(() => app.close())
 
   const of = (ranking: Map<Golden, string[]>) => quality(question => ranking.get(question) as string[], K)
 

@@ -1,27 +1,19 @@
 import { strict as assert } from 'node:assert'
-import { rawQuery } from '#core/db/sql.ts'
-import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { type Client, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 const allow = (resource: string[], action = ['knowledge:SearchKnowledge']) => ({
   statement: [{ effect: 'Allow', action, resource }],
 })
 
 describe('knowledge search', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '256' } }))
   let project: { id: string; key: Client }
-
-  const rows = (text: string, values: unknown[] = []) =>
-    app.services.pool.any(rawQuery(text, values)) as Promise<readonly any[]>
-  const write = async (body: object, by: Client = project.key) => {
-    const made = await by.post('/documents', body)
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body as { id: string; path: string }
-  }
-  const search = async (body: object, by: Client = project.key) => {
-    const found = await by.post('/knowledge/search', body)
-    assert.equal(found.status, 200, JSON.stringify(found.body))
-    return found.body as { results: any[]; degraded_channels: string[] }
-  }
+  const write = async (body: object, by: Client = project.key) =>
+    (await createdBy(by, '/documents', body)) as { id: string; path: string }
+  const search = async (body: object, by: Client = project.key) =>
+    (await createdBy(by, '/knowledge/search', body, 200)) as { results: any[]; degraded_channels: string[] }
   const refuse = async (body: object, status = 400, by: Client = project.key) => {
     const answer = await by.post('/knowledge/search', body)
     assert.equal(answer.status, status, `${JSON.stringify(body)}: ${JSON.stringify(answer.body)}`)
@@ -29,16 +21,11 @@ describe('knowledge search', () => {
   }
   /** A user who may only search what the resources name. */
   const searcher = (resources: string[]) => app.user(undefined, [allow(resources)])
-
-  before(async () => {
-    app = await startApp({ env: { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '256' } })
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.project()
   })
 
-  describe('what is found', () => {
+  describe('its results', () => {
     it('puts the one document with an exact token first of two hundred', async () => {
       await Promise.all(
         Array.from({ length: 199 }, (_, index) =>
@@ -96,13 +83,13 @@ describe('knowledge search', () => {
         }
       }
     })
-    it('ranks the words in their order before the same words apart', async () => {
+    it('ranks the words in their order before words in another order', async () => {
       await write({ content: 'gate gate gate red red red', path: '/apart.txt' })
       const wanted = await write({ content: `the red gate is open ${'and so on '.repeat(40)}`, path: '/phrase.txt' })
       const { results } = await search({ query: 'red gate' })
       assert.equal(results.find(({ signals }) => signals.lexical === 1).document_id, wanted.id)
     })
-    it('finds rows that hold some rare words when none holds all, behind those that do', async () => {
+    it('finds rows that have some rare words when none has all, after rows that have all', async () => {
       await write({ content: 'zebra crossing near the harbour', path: '/some.txt' })
       await write({ content: 'quagga', path: '/none.txt' })
       const all = await write({ content: 'zebra okapi tapir', path: '/all.txt' })
@@ -118,7 +105,7 @@ describe('knowledge search', () => {
         ['/all.txt', '/some.txt'],
       )
     })
-    it('keeps to what is quoted and leaves out what is excluded', async () => {
+    it('requires quoted words and omits excluded words', async () => {
       await write({ content: 'blue whale', path: '/whale.txt' })
       await write({ content: 'whale blue', path: '/reversed.txt' })
       const paths = async (query: string) =>
@@ -205,7 +192,7 @@ describe('knowledge search', () => {
       assert.equal((await search({ query: '"one two six"' })).results.length, 2)
       assert.equal((await search({ query: '"one two six"', min_similarity: 0.99 })).results.length, 0)
     })
-    it('takes at most so many chunks of a document, and the next ones move up', async () => {
+    it('takes a limited number of chunks of a document, and the next ones move up', async () => {
       const long = Array.from({ length: 12 }, (_, index) => `walrus number ${index} ${'w'.repeat(60)}`).join(' ')
       const many = await write({ content: long, chunk_strategy: 'size', chunk_size: 80, chunk_overlap: 0 })
       const other = await write({ content: 'a walrus elsewhere' })
@@ -239,8 +226,8 @@ describe('knowledge search', () => {
     })
   })
 
-  describe('what is asked', () => {
-    it('refuses what is no search', async () => {
+  describe('its request', () => {
+    it('refuses invalid searches', async () => {
       for (const body of [
         {},
         { query: '' },
@@ -372,7 +359,7 @@ describe('knowledge search', () => {
       assert.equal((await search({ tags: { k: 'v' }, limit: 2 })).results.length, 2)
       assert.ok('context_after' in (await search({ tags: { k: 'v' }, neighbors: 1 })).results[0])
     })
-    it('asks the sources that the request names', async () => {
+    it('queries the sources that the request names', async () => {
       await write({ content: 'ibis' })
       const none = { memory_store_ids: ['memstore_00000000000000000000000000'] }
       assert.deepEqual((await search(none)).results, [])
@@ -390,7 +377,7 @@ describe('knowledge search', () => {
   })
 
   describe('what stays out', () => {
-    it('never shows what is withdrawn, unfinished, failed or deleted, nor hidden messages', async () => {
+    it('never shows withdrawn, unfinished, failed or deleted documents, nor hidden messages', async () => {
       const kept = await write({ content: 'pelican kept' })
       const withdrawn = await write({ content: 'pelican withdrawn' })
       const deleted = await write({ content: 'pelican deleted' })
@@ -405,7 +392,7 @@ describe('knowledge search', () => {
       ]) {
         const other = await write({ content: `pelican ${status} ${kind}` })
         // As a worker leaves it between its batches, and as the platform writes messages.
-        await rows('update documents set status = $1, kind = $2 where id = $3', [status, kind, other.id])
+        await app.rows('update documents set status = $1, kind = $2 where id = $3', [status, kind, other.id])
         others.push(other.id)
       }
       for (const body of [
@@ -426,10 +413,10 @@ describe('knowledge search', () => {
       const content = Array.from({ length: 60 }, () => 'puffin zzzz').join(' ')
       const busy = await write({ content, chunk_strategy: 'size', chunk_size: 12, chunk_overlap: 0 })
       await write({ content: 'a puffin in a longer text about other things entirely' })
-      await rows(`update documents set status = 'processing' where id = $1`, [busy.id])
+      await app.rows(`update documents set status = 'processing' where id = $1`, [busy.id])
       assert.equal((await search({ query: 'puffin zzzz', limit: 1 })).results.length, 1)
     })
-    it('finds a document in the first search after its 201, and as it is after every change', async () => {
+    it('finds a document in the first search after its 201, and its current text after every change', async () => {
       const made = await write({ content: 'first text about a lynx' })
       assert.equal((await search({ query: 'lynx' })).results.length, 1)
       await project.key.patch(`/documents/${made.id}`, { content: 'second text about a marten' })
@@ -462,7 +449,7 @@ describe('knowledge search', () => {
     })
   })
 
-  describe('beside writes', () => {
+  describe('during writes', () => {
     it('never shows another project while both are written to, and finds every own document once it is there', async () => {
       const other = await app.project()
       const sides = [
@@ -547,7 +534,7 @@ describe('knowledge search', () => {
       const missing = 'proj_00000000000000000000000000'
       assert.equal((await refuse({ query: 'tern', project_id: missing }, 404, app.admin)).code, 'RESOURCE_NOT_FOUND')
     })
-    it('searches every project the caller may, each by what is permitted there', async () => {
+    it('searches every project of the caller, each by the permissions in it', async () => {
       const other = await app.project()
       const hidden = await app.project()
       await write({ content: 'avocet one', path: '/public/1' })
@@ -568,7 +555,7 @@ describe('knowledge search', () => {
     })
     it('is audited as a read', async () => {
       await search({ query: 'quail' })
-      const entries = await rows(
+      const entries = await app.rows(
         `select 1 from audit_entries where action = 'knowledge:SearchKnowledge' and status = 200`,
       )
       assert.equal(entries.length, 0)
@@ -576,7 +563,7 @@ describe('knowledge search', () => {
   })
 
   describe('load', () => {
-    it('stands fifty searches beside fifty new documents, with readable documents in every answer', async () => {
+    it('answers fifty searches during fifty new documents, with readable documents in every answer', async () => {
       const answers = await Promise.all(
         Array.from({ length: 100 }, (_, index) =>
           index % 2
@@ -593,7 +580,7 @@ describe('knowledge search', () => {
         }
       }
     })
-    it('asks the database ten times, in three turns', async () => {
+    it('queries the database ten times, in three turns', async () => {
       for (let index = 0; index < 12; index++) await write({ content: `dunlin ${index}` })
       await search({ query: 'dunlin' })
       app.statements.length = 0

@@ -1,27 +1,25 @@
 import assert from 'node:assert/strict'
 import { endUser } from '../conversation/end-user-support.ts'
-import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from '../conversation/session-support.ts'
+import { expectRefusal, expectStatus, startSessionApp } from '../conversation/session-support.ts'
 import { eventually } from '../support/app.ts'
 import { gif, pngHeader } from '../support/images.ts'
 import { pdf } from '../support/pdf.ts'
+import { forSuite } from '../support/suite.ts'
 
 const PNG = pngHeader(2, 2)
 
 describe('uploads of end users', function () {
   this.timeout(90_000)
-  let app: SessionApp
-
-  before(async () => {
-    app = await startSessionApp({
+  const app = forSuite(() =>
+    startSessionApp({
       workers: ['generation', 'snapshot'],
       actions: [
         ...['actors:*', 'agents:GetAgent', 'conversations:*', 'events:*', 'generations:*', 'sessions:*'],
         ...['files:UploadFile', 'files:GetFile', 'files:DownloadFile', 'files:DeleteFile'],
       ],
       env: { ACTOR_FILE_MAX_BYTES: '50000' },
-    })
-  })
-  after(() => app?.close())
+    }),
+  )
 
   const FILES = { scopes: ['chat', 'files'] }
   const upload = async (token: string, type: string, bytes: Buffer, name = 'a.png', fields: object = {}) => {

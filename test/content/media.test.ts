@@ -36,7 +36,7 @@ describe('checks of media', () => {
     })
   }
 
-  it('bound each side', async () => {
+  it('bound width and height of an image', async () => {
     assert.equal(await reasonOf('image/png', pngHeader(16_384, 100)), null)
     assert.equal(await reasonOf('image/png', pngHeader(16_385, 100)), 'dimensions')
     assert.equal(await reasonOf('image/png', pngHeader(100, 16_385)), 'dimensions')

@@ -1,15 +1,14 @@
 import assert from 'node:assert/strict'
 import { metadataCondition } from '#content/documents/metadata-filter.ts'
 import { sql } from '#core/db/sql.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { makeDocument } from './documents-support.ts'
 
 describe('metadata filters', () => {
-  let app: TestApp
-  let project: Awaited<ReturnType<TestApp['project']>>
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
   before(async () => {
-    app = await startApp()
-    project = await app.project()
     for (const [title, metadata] of Object.entries({
       number: { v: 3, name: 'Zoë', list: [1, 2], odd: { deep: 1 }, 'a.b': true },
       text: { v: '3', name: 'adam', list: [1] },
@@ -22,7 +21,6 @@ describe('metadata filters', () => {
     }))
       await makeDocument(project.key, { title, metadata })
   })
-  after(() => app.close())
 
   const ask = (filter: unknown) =>
     project.key.get(
@@ -72,7 +70,7 @@ describe('metadata filters', () => {
     assert.deepEqual(await titles({ v: { gte: 2, in: [3, '3'] } }), ['number'])
   })
 
-  it('refuses what is no filter and names the field', async () => {
+  it('refuses invalid filters and names the field', async () => {
     for (const [filter, field] of [
       [{ v: { gte: true } }, 'v'],
       [{ v: { gte: null } }, 'v'],

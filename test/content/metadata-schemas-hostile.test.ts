@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
-import { type Client, client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, client, eventually, type Reply, startApp } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
 import { startProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** A schema of 25 KB that takes about 300 ms of a processor to compile; each number makes another. */
 const costly = (number: number) => ({
@@ -22,14 +23,9 @@ function endless(): object {
 
 describe('schemas of a hostile project', function () {
   this.timeout(120_000)
-  let app: TestApp
+  const app = forSuite(startApp)
   let hostile: { id: string; key: Client }
   let quiet: { id: string; key: Client }
-
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
   beforeEach(async () => {
     hostile = await app.project()
     quiet = await app.project()
@@ -90,7 +86,7 @@ describe('schemas of a hostile project', function () {
     }
   })
 
-  it('are checked in a process that has never seen them, for fifty writes at once', async () => {
+  it('are checked in a process that has never loaded them, for fifty concurrent writes', async () => {
     await declare(quiet.key, '/', { type: 'object', required: ['index'], properties: { index: { multipleOf: 2 } } })
     const web = await startProcess('web', app.databaseUrl)
     try {

@@ -1,16 +1,14 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '#core/db/sql.ts'
-import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, type Reply, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 import { statementsOf } from './documents-support.ts'
 
 describe('metadata schemas', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let project: { id: string; key: Client; keyId: string }
   const unknown = 'mdschema_00000000000000000000000000'
   const quarterly = { type: 'object', required: ['quarter'], properties: { quarter: { enum: ['Q1', 'Q2'] } } }
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const events = async (id: string) =>
     (await storedEvents(app.services.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
   const declare = (fields: object = {}, key = project.key) =>
@@ -23,11 +21,6 @@ describe('metadata schemas', () => {
   const write = (path: string, fields: object = {}) => project.key.post('/documents', { content: 'x', path, ...fields })
   const refused = (reply: Reply, code: string, status = 400) =>
     assert.deepEqual([reply.status, reply.body?.error?.code], [status, code], JSON.stringify(reply.body))
-
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.project()
   })
@@ -46,12 +39,12 @@ describe('metadata schemas', () => {
       })
       const read = await project.key.get(`/metadata-schemas/${id}`)
       assert.deepEqual(read.body, made)
-      // Stored as it was written: keys in their order.
+      // Stored unchanged: keys in their order.
       assert.equal(JSON.stringify(read.body.schema), JSON.stringify({ title: 'T', ...quarterly }))
       const patched = await project.key.patch(`/metadata-schemas/${id}`, { path_prefix: '/', schema: {} })
       assert.equal(patched.status, 200)
       assert.deepEqual([patched.body.path_prefix, patched.body.schema], ['/', {}])
-      // A write that changes nothing tells nothing.
+      // A write that changes nothing emits nothing.
       assert.equal((await project.key.patch(`/metadata-schemas/${id}`, { path_prefix: '/' })).status, 200)
       assert.equal((await project.key.patch(`/metadata-schemas/${id}`, {})).status, 200)
       assert.equal((await project.key.delete(`/metadata-schemas/${id}`)).status, 204)
@@ -61,7 +54,7 @@ describe('metadata schemas', () => {
         { name: 'metadata_schemas.updated', data: patched.body },
         { name: 'metadata_schemas.deleted', data: patched.body },
       ])
-      const entries = await rows(
+      const entries = await app.rows(
         `select action from audit_entries where resource_public_id = $1 and status < 300 order by id`,
         [id],
       )
@@ -77,7 +70,7 @@ describe('metadata schemas', () => {
       )
     })
 
-    it('are refused with what is no schema, no selector or not known', async () => {
+    it('are refused with an invalid schema, an invalid selector or an unknown field', async () => {
       for (const fields of [
         { schema: { type: 'nope' } },
         { schema: undefined },
@@ -118,17 +111,17 @@ describe('metadata schemas', () => {
       assert.equal((await project.key.get(`/metadata-schemas/${id}`)).body.resource_type, 'document')
     })
 
-    it('keep a schema with keys that JavaScript treats apart', async () => {
+    it('keep a schema with keys that JavaScript treats specially', async () => {
       const text = `{"resource_type":"document","path_prefix":"/p","schema":{"properties":{"__proto__":{"type":"string"},"constructor":{"type":"integer"}}}}`
       const made = await project.key.post('/metadata-schemas', text)
       assert.equal(made.status, 201)
-      const raw = await rows('select schema from metadata_schemas where id = $1', [made.body.id])
+      const raw = await app.rows('select schema from metadata_schemas where id = $1', [made.body.id])
       assert.ok(raw[0].schema.includes('"__proto__":{"type":"string"}'))
       assert.equal((await write('/p/a', { metadata: {} })).status, 201)
       refused(await write('/p/b', { metadata: { constructor: 'x' } }), 'VALIDATION_FAILED')
     })
 
-    it('have one declaration for each kind of resource and path, also of twenty at once', async () => {
+    it('have one declaration for each kind of resource and path, also under twenty concurrent creates', async () => {
       const made = await declared()
       const again = await declare({ path_prefix: 'reports/' })
       refused(again, 'NAME_CONFLICT', 409)
@@ -197,7 +190,7 @@ describe('metadata schemas', () => {
       refused(await declare({ project_id: project.id }, reader), 'FORBIDDEN', 403)
     })
 
-    it('go with their project, and come along with a clone of it', async () => {
+    it('are deleted with their project, and are copied by a clone of it', async () => {
       const first = await declared()
       const second = await declared({ path_prefix: '/', resource_type: 'file', schema: { maxProperties: 2 } })
       const clone = await app.admin.post(`/projects/${project.id}/clone`, {
@@ -212,12 +205,12 @@ describe('metadata schemas', () => {
       )
       assert.deepEqual(await events(copies[0].id), [{ name: 'metadata_schemas.created', data: copies[0] }])
       assert.equal((await app.admin.delete(`/projects/${project.id}?force=true`)).status, 204)
-      assert.equal((await rows('select 1 from metadata_schemas where project_id = $1', [project.id])).length, 0)
+      assert.equal((await app.rows('select 1 from metadata_schemas where project_id = $1', [project.id])).length, 0)
     })
   })
 
   describe('writes', () => {
-    it('are judged at and below the path, and not beside it', async () => {
+    it('are checked at and below the path, and not next to it', async () => {
       const { id } = await declared()
       const reply = await write('/reports/a', { metadata: {} })
       refused(reply, 'VALIDATION_FAILED')
@@ -238,7 +231,7 @@ describe('metadata schemas', () => {
       assert.equal((await project.key.get('/documents?path_prefix=/reports')).body.total, 1)
     })
 
-    it('are told of every problem, as far as a message goes', async () => {
+    it('report every problem, up to the length of a message', async () => {
       const properties = Object.fromEntries(
         Array.from({ length: 100 }, (_, n) => [`field${n}${'x'.repeat(100)}`, { type: 'string' }]),
       )
@@ -339,7 +332,7 @@ describe('metadata schemas', () => {
       assert.equal(asked.length, 1)
     })
 
-    it('are refused in time by a schema that would take for ever', async () => {
+    it('are refused in time by a schema that would never end', async () => {
       const defs: Record<string, object> = { d40: { type: 'string' } }
       for (let index = 0; index < 40; index++)
         defs[`d${index}`] = { allOf: [{ $ref: `#/$defs/d${index + 1}` }, { $ref: `#/$defs/d${index + 1}` }] }
@@ -358,10 +351,10 @@ describe('metadata schemas', () => {
   describe('validate', () => {
     const validate = (body: object) => project.key.post('/metadata-schemas/validate', body)
 
-    it('says what a write would be told, and writes nothing', async () => {
+    it('returns the problems that a write would report, and writes nothing', async () => {
       const { id } = await declared()
       const body = { path: 'reports/a', metadata: { quarter: 'Q9' } }
-      const before = await rows('select count(*)::int as n from audit_entries where project_id = $1', [project.id])
+      const before = await app.rows('select count(*)::int as n from audit_entries where project_id = $1', [project.id])
       const reply = await validate(body)
       assert.equal(reply.status, 200)
       assert.deepEqual(reply.body, {
@@ -385,7 +378,7 @@ describe('metadata schemas', () => {
       for (const metadata of [null, undefined, {}])
         assert.equal((await validate({ path: '/reports', metadata })).body.valid, false)
       // A read: its only entries are of the refused write.
-      const after = await rows('select action from audit_entries where project_id = $1 order by id', [project.id])
+      const after = await app.rows('select action from audit_entries where project_id = $1 order by id', [project.id])
       assert.deepEqual(
         after.slice(before[0].n).map(({ action }) => action),
         ['documents:CreateDocument'],
@@ -396,7 +389,7 @@ describe('metadata schemas', () => {
       await app.admin.patch(`/projects/${project.id}`, { audit_reads_enabled: true })
       await validate({ path: '/a' })
       for (let round = 0; round < 100; round++) {
-        const found = await rows(
+        const found = await app.rows(
           `select 1 from audit_entries where project_id = $1 and action = 'metadata-schemas:ListMetadataSchemas'`,
           [project.id],
         )
@@ -406,7 +399,7 @@ describe('metadata schemas', () => {
       assert.fail('no entry')
     })
 
-    it('refuses what it cannot judge', async () => {
+    it('refuses invalid requests', async () => {
       for (const body of [
         {},
         { path: null },
@@ -481,14 +474,14 @@ describe('metadata schemas', () => {
       assert.deepEqual(found, { data: [], scanned: 0 })
     })
 
-    it('goes through more than one look takes, and looks at files for declarations of files', async () => {
-      await rows(
+    it('reads more rows than one page, and reads files for declarations of files', async () => {
+      await app.rows(
         `insert into files (id, project_id, path, filename, metadata)
          select 'file_' || $1 || n, $1, '/many/' || lpad(n::text, 4, '0'), n::text, case when n = 430 then null else '{"quarter":"Q1"}'::jsonb end
          from generate_series(1, 450) n returning id`,
         [project.id],
       )
-      await rows(
+      await app.rows(
         `insert into files (id, project_id, path, filename) values ('file_' || $1 || 'trace', $1, '/.system/traces/a.json', 'a') returning id`,
         [project.id],
       )

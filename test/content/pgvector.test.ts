@@ -19,6 +19,7 @@ import { startWeb } from '#web.ts'
 import { seeded } from '../bench/knowledge-corpora.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { cloneTemplate } from '../support/postgres.ts'
+import { forSuite } from '../support/suite.ts'
 import { nearestTo } from './vectors-support.ts'
 
 const DIMENSIONS = 64
@@ -45,7 +46,7 @@ async function startPglite(): Promise<{ url: string; close(): Promise<void> }> {
 
 describe('vectors with pgvector', function () {
   this.timeout(120_000)
-  let database: { url: string; close(): Promise<void> }
+  const database = forSuite(startPglite)
   let pool: Pool
   let statements: string[]
   const { normal } = seeded(9)
@@ -57,7 +58,7 @@ describe('vectors with pgvector', function () {
   const centres = Array.from({ length: 60 }, () => scattered())
   const vectors = Array.from({ length: ROWS }, (_, index) => scattered(centres[index % centres.length]))
 
-  /** What the module needs of a process, with a setting of its own. */
+  /** What the module needs of a process, with a given setting. */
   const services = (index: Config['KNOWLEDGE_VECTOR_INDEX']): Services =>
     ({
       config: loadConfig({
@@ -77,7 +78,6 @@ describe('vectors with pgvector', function () {
   const asked = (operator: string) => statements.filter(text => text.includes(operator)).length
 
   before(async () => {
-    database = await startPglite()
     statements = []
     pool = await openPool({
       databaseUrl: database.url,
@@ -99,7 +99,6 @@ describe('vectors with pgvector', function () {
   })
   after(async () => {
     await pool?.end()
-    await database?.close()
   })
 
   it('does without the extension unless it is demanded', async () => {
@@ -160,13 +159,13 @@ describe('vectors with pgvector', function () {
     assert.equal(asked('bit_count'), 1)
   })
 
-  it('leaves the index alone where it is told to scan', async () => {
+  it('does not use the index when configured to scan', async () => {
     const found = await near(services('scan'), MANY, vectors[77])
     assert.equal(found[0].ref_id, 'r77')
     assert.equal(asked('<~>'), 0)
   })
 
-  it('builds an index anew that was left unfinished', async () => {
+  it('rebuilds an unfinished index', async () => {
     const by = services('auto')
     const space = (await currentSpace(by)) as Space
     await pool.query(

@@ -1,9 +1,11 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
-import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
+import { startEmbeddingServer } from '../support/embedding-server.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster } from '../support/hosts.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 const DIMENSIONS = 64
 
@@ -11,11 +13,8 @@ describe('muster reprocess', function () {
   this.timeout(60_000)
 
   let app: TestApp
-  let server: EmbeddingServer
+  const server = forSuite(() => startEmbeddingServer(DIMENSIONS))
   let project: { id: string; key: Client }
-  before(async () => {
-    server = await startEmbeddingServer(DIMENSIONS)
-  })
   beforeEach(async () => {
     server.calls.length = 0
     server.behave = () => ({})
@@ -23,7 +22,6 @@ describe('muster reprocess', function () {
     project = await app.project()
   })
   afterEach(() => app?.close())
-  after(() => server?.close())
 
   const settings = () => ({
     EMBEDDING_PROVIDER: 'openai',
@@ -38,16 +36,13 @@ describe('muster reprocess', function () {
     assert.equal(code, 0, stderr)
     return { ...JSON.parse(stdout), stderr }
   }
-  const create = async (content: string, key = project.key) => {
-    const { status, body } = await key.post('/documents', { content })
-    assert.equal(status, 201, JSON.stringify(body))
-    return body.id as string
-  }
+  const create = async (content: string, key = project.key) =>
+    (await createdBy(key, '/documents', { content })).id as string
   const vectors = async (id: string) =>
     (await app.services.pool.anyFirst(sql.unsafe`
       select encode(vec, 'hex') from knowledge_vectors where container_id = ${id} order by segment`)) as readonly string[]
 
-  it('is documented', async () => {
+  it('is described in the documentation', async () => {
     const { code, stdout } = await reprocess(['--help'])
     assert.equal(code, 0)
     assert.match(stdout, /ingestions/)
@@ -62,7 +57,7 @@ describe('muster reprocess', function () {
     assert.match(stderr, /EMBEDDING_PROVIDER/)
   })
 
-  it('embeddings makes every vector anew, newest document first, and says how far it is', async () => {
+  it('embeddings rebuilds every vector, newest document first, and reports its progress', async () => {
     const [first, second] = [await create('one'), await create('two')]
     const other = await app.project()
     await create('elsewhere', other.key)
@@ -100,7 +95,7 @@ describe('muster reprocess', function () {
     assert.equal((await project.key.get(`/documents/${lacking}/status`)).body.embedded_chunks, 1)
   })
 
-  it('embeddings refuses another model than that of the workers', async () => {
+  it('embeddings refuses another model than the workers use', async () => {
     const id = await create('one')
     const before = await vectors(id)
     server.calls.length = 0

@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { schemaChecks } from '#core/json-schema/checks.ts'
-import { type Client, client, startApp, type TestApp } from '../support/app.ts'
+import { client, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { upload } from './file-support.ts'
 
 /** A schema that takes about 300 ms of a processor to compile. */
@@ -13,25 +15,12 @@ const costly = (number: number) => ({
 
 describe('writes of metadata whose schema waits for a thread', function () {
   this.timeout(90_000)
-  let app: TestApp
-  let later: TestApp
-  let project: { id: string; key: Client }
-  before(async () => {
-    app = await startApp()
-    project = await app.project()
-    later = await startApp({ databaseUrl: app.databaseUrl })
-  })
-  after(async () => {
-    await later.close()
-    await app.close()
-  })
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
+  const later = forSuite(() => startApp({ databaseUrl: app.databaseUrl }))
 
-  it('hold no transaction', async () => {
-    const made = async (path: string, body: object) => {
-      const reply = await project.key.post(path, body)
-      assert.equal(reply.status, 201, JSON.stringify(reply.body))
-      return reply.body.id as string
-    }
+  it('hold no transaction while they wait', async () => {
+    const made = async (path: string, body: object) => (await createdBy(project.key, path, body)).id as string
     const document = await made('/documents', { content: 'x', path: '/d/a.txt' })
     const file = await made('/files', { filename: 'a.txt', prefix: '/f' })
     const moved = await made('/files', { filename: 'b.txt', prefix: '/f', metadata: { n: 1 } })

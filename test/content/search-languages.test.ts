@@ -8,7 +8,8 @@ import {
   setSearch,
   writeSet,
 } from '../bench/languages.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 const halfOf = ({ passages, distractors, questions }: LabelledSet): LabelledSet => {
   const topics = passages.length / 2
@@ -20,11 +21,7 @@ const halfOf = ({ passages, distractors, questions }: LabelledSet): LabelledSet 
 }
 
 describe('search over labelled questions in eight languages', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ env: { EMBEDDING_PROVIDER: 'local' } })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startApp({ env: { EMBEDDING_PROVIDER: 'local' } }))
 
   it('has sixty questions, and four passages for each topic', () => {
     for (const language of LANGUAGES) {

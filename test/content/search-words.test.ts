@@ -7,14 +7,13 @@ import { sql } from '#core/db/sql.ts'
 import { RequeueError } from '#core/work/handler.ts'
 import { toolKind } from '#execution/tools/model.ts'
 import { state } from '../memory/support.ts'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { ingested, refuses, upload } from './ingestion-support.ts'
 
-const write = async (key: Client, content: string): Promise<string> => {
-  const { status, body } = await key.post('/documents', { content })
-  assert.equal(status, 201, JSON.stringify(body))
-  return body.id
-}
+const write = async (key: Client, content: string): Promise<string> =>
+  (await createdBy(key, '/documents', { content })).id
 
 /** Texts found by words, best first. */
 const found = async (key: Client, query: string, limit = 10): Promise<string[]> => {
@@ -67,11 +66,7 @@ describe('words of a text', () => {
 })
 
 describe('search by words', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ workers: ['ingestion'] })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startApp({ workers: ['ingestion'] }))
 
   /** A project with these texts only. */
   const project = async (contents: readonly string[], settings: object = {}) => {
@@ -174,7 +169,7 @@ describe('search by words', () => {
     assert.deepEqual(await found(key, '-apples'), [])
     for (const query of ['***', "' \\ : & | ! ( ) <-> <3>", '"', '-', '-"', 'or', '퟿\f\t!']) await found(key, query)
   })
-  it('applies to memories', async () => {
+  it('applies to memories as to documents', async () => {
     const { key, id } = await project([])
     const store = (await key.post('/memory-stores', { name: 's', project_id: id })).body.id
     await state(key, store, '客户要求退款，订单 PPR-9087')
@@ -198,7 +193,7 @@ describe('search by words', () => {
       await eventually(async () => (await found(key, 'Vertrag')).length === 1)
       assert.equal((await key.get('/embeddings/config')).body.reindex.pending_words, 0)
     })
-    it('by script stems Russian and Arabic beside other words', async () => {
+    it('by script stems Russian and Arabic next to other words', async () => {
       const texts = ['Гарантия на чайники iPhone', 'ضمان المنتجات']
       const { key } = await project(texts, { search_language: 'auto' })
       assert.deepEqual(await found(key, 'чайник iphone'), [texts[0]])
@@ -286,7 +281,7 @@ describe('search by words', () => {
       where project_id = ${id}`)
     const { key: fresh } = await project([])
     await found(fresh, 'x')
-    // Caches know languages for half a minute.
+    // Caches hold languages for half a minute.
     const other = await startApp({ databaseUrl: app.databaseUrl })
     try {
       const early = other.as(key.token)

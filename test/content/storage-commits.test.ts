@@ -49,7 +49,7 @@ describe('commits of uploaded bytes', () => {
           await eventually(async () => (await run('select 1 from file_blob_chunks')).length === 2)
           await run(lost)
           yield Buffer.alloc(4096)
-          // Before the rest is there: of what a process leaves behind that is lost now, sweeps find what has its blob.
+          // Before the rest is there: sweeps find the blobs of a process that is lost now.
           if (what === 'the blob')
             await eventually(() => app.statements.some(text => text.includes(`id = $1 and state = 'staging'`)))
           yield tail

@@ -17,12 +17,12 @@ import { queueMessage } from '#core/queues/queue.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { cloneTemplate } from '../support/postgres.ts'
 import { startProcess } from '../support/processes.ts'
+import { codeOf } from '../support/replies.ts'
 import { type S3, startS3 } from '../support/s3.ts'
 import { download, formOf, handmade, sendForm, sendRaw, upload } from './file-support.ts'
 
 const MIB = 1024 * 1024
 const HOUR = 3_600_000
-const code = (reply: { body: any }) => reply.body?.error?.code
 const sha256 = (bytes: Uint8Array) => createHash('sha256').update(bytes).digest('hex')
 const never = new AbortController().signal
 
@@ -128,7 +128,7 @@ describe('storage in the database', () => {
     await app.close()
   })
 
-  it('keeps committed bytes although the commit was not heard of', async () => {
+  it('keeps committed bytes although the response of the commit was lost', async () => {
     const app = await startApp()
     const { id: projectId, key } = await app.project()
     const fileId = newId('file')
@@ -220,7 +220,7 @@ describe('storage in a directory', () => {
     await eventually(async () => JSON.stringify(await below(directory)) === JSON.stringify(before))
   })
 
-  it('looks an hour later at what was staged, and drops what no file has', async () => {
+  it('checks staged files after an hour, and drops those without a file record', async () => {
     const web = await startProcess('web', app.databaseUrl, {
       FILES_STORAGE_PROVIDER: 'local',
       FILES_STORAGE_DIR: directory,
@@ -255,7 +255,7 @@ describe('storage in a directory', () => {
     assert.equal((await download(app.url, key.token, kept.id)).bytes.toString(), 'abc')
   })
 
-  it('keeps bytes that a file has although the commit was not heard of', async () => {
+  it('keeps bytes that a file has although the response of the commit was lost', async () => {
     const fileId = newId('file')
     const staged = await storageBackends(app.services).stage(Readable.from([Buffer.from('abc')]), {
       projectId: project,
@@ -319,7 +319,7 @@ describe('storage in a directory', () => {
     assert.deepEqual(sizes.sort(), [1000, 1000, 500])
   })
 
-  it('reads what was written before a switch of the backend, and writes to the new one', async () => {
+  it('reads bytes that were written before a switch of the backend, and writes to the new one', async () => {
     const database = await cloneTemplate()
     const first = await startApp({ databaseUrl: database.url })
     const { id, key } = await first.project()
@@ -351,7 +351,7 @@ describe('storage in a directory', () => {
       { limit: 7, delaySeconds: 5, backoff: true, maxDelaySeconds: 640 },
       'eight tries, from 5 s',
     )
-    // The last one at once.
+    // The last one immediately.
     await rowsOf(third)('update pgboss.job set retry_limit = 0 where name = $1', [deleteQueue.name])
     await third.close()
     const fourth = await startApp({ databaseUrl: database.url, workers: ['ingestion'] })
@@ -386,8 +386,8 @@ describe('storage that is set up wrongly', () => {
         )
       const { key } = await app.project()
       const refused = await upload(app.url, key, { bytes: 'x' })
-      assert.deepEqual([refused.status, code(refused)], [500, 'FILE_STORAGE_MISCONFIGURED'])
-      assert.equal(code(await key.post('/files/upload/base64', { content: 'eA==' })), 'FILE_STORAGE_MISCONFIGURED')
+      assert.deepEqual([refused.status, codeOf(refused)], [500, 'FILE_STORAGE_MISCONFIGURED'])
+      assert.equal(codeOf(await key.post('/files/upload/base64', { content: 'eA==' })), 'FILE_STORAGE_MISCONFIGURED')
       const record = await key.post('/files', { filename: 'x' })
       assert.equal(record.status, 201)
       assert.equal((await key.get('/files')).body.total, 1)
@@ -436,7 +436,7 @@ describe('storage in a bucket', () => {
   })
   const objectOf = (id: string) => s3.objects.get(`own files/ü/${project}/${id}`)
 
-  it('puts small files at once', async () => {
+  it('uploads small files immediately', async () => {
     for (const size of [0, 1, 8 * MIB]) {
       const bytes = randomBytes(size)
       const made = await upload(app.url, key, { bytes, name: `s${size}` })
@@ -509,10 +509,10 @@ describe('storage in a bucket', () => {
 
     s3.refuse = name => (name.startsWith('PUT') ? { status: 501, code: 'NotImplemented' } : null)
     const failed = await upload(app.url, key, { bytes: Buffer.alloc(20 * MIB), name: 'failed' })
-    assert.deepEqual([failed.status, code(failed)], [500, 'INTERNAL_ERROR'])
+    assert.deepEqual([failed.status, codeOf(failed)], [500, 'INTERNAL_ERROR'])
     assert.equal(s3.uploads.size, 0)
     const small = await upload(app.url, key, { bytes: 'x', name: 'failed' })
-    assert.deepEqual([small.status, code(small)], [500, 'INTERNAL_ERROR'])
+    assert.deepEqual([small.status, codeOf(small)], [500, 'INTERNAL_ERROR'])
     s3.refuse = () => null
     assert.equal((await upload(app.url, key, { bytes: 'x', name: 'failed' })).status, 201)
   })
@@ -532,7 +532,7 @@ describe('storage in a bucket', () => {
     s3.uploads.clear()
   })
 
-  it('gives up on a store that falls silent', async () => {
+  it('abandons a store that falls silent', async () => {
     const stall = http.createServer((req, res) => {
       // Of a GET it sends the start.
       if (req.method === 'GET') res.writeHead(200, { 'content-length': '3' }).write('a')
@@ -560,7 +560,7 @@ describe('storage in a bucket', () => {
     s3.bucket = 'elsewhere'
     const missing = await upload(app.url, key, { bytes: 'x', name: 'm' })
     s3.bucket = 'files'
-    assert.deepEqual([missing.status, code(missing)], [500, 'FILE_STORAGE_MISCONFIGURED'])
+    assert.deepEqual([missing.status, codeOf(missing)], [500, 'FILE_STORAGE_MISCONFIGURED'])
     process.env.AWS_SECRET_ACCESS_KEY = 'wrong'
     const wrong = await startApp({
       env: {
@@ -576,7 +576,7 @@ describe('storage in a bucket', () => {
     process.env.AWS_SECRET_ACCESS_KEY = 'wrong'
     const refused = await upload(wrong.url, other, { bytes: 'x' })
     process.env.AWS_SECRET_ACCESS_KEY = s3.secretAccessKey
-    assert.deepEqual([refused.status, code(refused)], [500, 'FILE_STORAGE_MISCONFIGURED'])
+    assert.deepEqual([refused.status, codeOf(refused)], [500, 'FILE_STORAGE_MISCONFIGURED'])
     assert.ok(wrong.logs.some(line => line.includes('SignatureDoesNotMatch')))
     await wrong.close()
     for (const [status, reason] of [
@@ -586,7 +586,7 @@ describe('storage in a bucket', () => {
     ] as const) {
       s3.refuse = () => ({ status, code: reason })
       const denied = await upload(app.url, key, { bytes: 'x', name: reason })
-      assert.deepEqual([denied.status, code(denied)], [500, 'FILE_STORAGE_MISCONFIGURED'], reason)
+      assert.deepEqual([denied.status, codeOf(denied)], [500, 'FILE_STORAGE_MISCONFIGURED'], reason)
     }
   })
 
@@ -601,13 +601,13 @@ describe('storage in a bucket', () => {
     try {
       const regionless = await startApp({ env: bucket })
       const one = await upload(regionless.url, (await regionless.project()).key, { bytes: 'x' })
-      assert.deepEqual([one.status, code(one)], [500, 'FILE_STORAGE_MISCONFIGURED'])
+      assert.deepEqual([one.status, codeOf(one)], [500, 'FILE_STORAGE_MISCONFIGURED'])
       assert.ok(regionless.logs.some(line => line.includes('Region is missing')))
       await regionless.close()
       for (const name of credentials) delete process.env[name]
       const anonymous = await startApp({ env: { ...bucket, FILES_S3_REGION: 'eu-central-1' } })
       const two = await upload(anonymous.url, (await anonymous.project()).key, { bytes: 'x' })
-      assert.deepEqual([two.status, code(two)], [500, 'FILE_STORAGE_MISCONFIGURED'])
+      assert.deepEqual([two.status, codeOf(two)], [500, 'FILE_STORAGE_MISCONFIGURED'])
       assert.ok(anonymous.logs.some(line => line.includes('CredentialsProviderError')))
       await anonymous.close()
     } finally {
@@ -618,7 +618,7 @@ describe('storage in a bucket', () => {
     }
   })
 
-  it('is addressed by a host name of its own unless the path is to name it', async () => {
+  it('is addressed by a separate host name unless the path contains the bucket', async () => {
     const lookup = dns.lookup
     const asked = new Set<string>()
     // The names of buckets below an address exist in the world's name service only.

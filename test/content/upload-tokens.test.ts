@@ -2,32 +2,41 @@ import { strict as assert } from 'node:assert'
 import { createHash } from 'node:crypto'
 import { deleteEndedTokens } from '#content/files/store.ts'
 import { manualClock } from '#core/base/clock.ts'
-import { rawQuery } from '#core/db/sql.ts'
-import { type Client, client, startApp, type TestApp } from '../support/app.ts'
+import { type Client, client, startApp } from '../support/app.ts'
+import { codeOf, createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { download, formOf, handmade, type Part, sendForm, sendRaw } from './file-support.ts'
 
-const code = (reply: { body: any }) => reply.body?.error?.code
 const problem = (reply: { body: any }) => reply.body?.error?.meta?.problems?.[0]
 
 describe('upload tokens', () => {
   const clock = manualClock()
-  let app: TestApp
+  const app = forSuite(() =>
+    startApp({
+      env: {
+        FILES_MAX_UPLOAD_BYTES: '2000000',
+        FILES_INLINE_MAX_BYTES: '500000',
+        UPLOAD_TOKEN_TTL_SECONDS: '1200',
+        BASE_URL: 'https://files.example.com/base/',
+      },
+      clock,
+    }),
+  )
   let project: string
   let key: Client
   let keyId: string
   let counter = 0
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
-  const issue = async (body: object = {}, caller = key) => {
-    const made = await caller.post('/files/presigned-url', body)
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body as { upload_token: string; upload_url: string; expires_at: string }
-  }
+  const issue = async (body: object = {}, caller = key) =>
+    (await createdBy(caller, '/files/presigned-url', body)) as {
+      upload_token: string
+      upload_url: string
+      expires_at: string
+    }
   const send = (token: string, parts: (Part | [string, string])[], headers?: Record<string, string>) =>
     sendForm(app.url, null, `/files/upload/${token}`, formOf(parts), { headers })
   const json = (token: string, body: object) => app.anonymous.post(`/files/upload/${token}`, body)
   const name = () => `f${++counter}.txt`
-  /** What is answered to an upload whose body never comes. */
+  /** The answer to an upload whose body never comes. */
   const beforeBody = async (token: string) => {
     const { head, type } = handmade('b', name())
     const reply = await sendRaw(app.url, {
@@ -37,30 +46,20 @@ describe('upload tokens', () => {
       after: 'destroy',
     })
     assert.ok('status' in reply, 'answered although the body never came')
-    return [reply.status, code(reply)]
+    return [reply.status, codeOf(reply)]
   }
 
   before(async () => {
-    app = await startApp({
-      env: {
-        FILES_MAX_UPLOAD_BYTES: '2000000',
-        FILES_INLINE_MAX_BYTES: '500000',
-        UPLOAD_TOKEN_TTL_SECONDS: '1200',
-        BASE_URL: 'https://files.example.com/base/',
-      },
-      clock,
-    })
     ;({ id: project, key, keyId } = await app.project())
   })
-  after(() => app.close())
-  afterEach(async () => assert.deepEqual(await rows("select id from file_blobs where state = 'staging'"), []))
+  afterEach(async () => assert.deepEqual(await app.rows("select id from file_blobs where state = 'staging'"), []))
 
   it('are made of 256 bits, of which only a hash is kept, and expire', async () => {
     const made = await issue({ prefix: '/in', filename: 'a.txt' })
     assert.match(made.upload_token, /^upt_[A-Za-z0-9_-]{43}$/)
     assert.equal(made.upload_url, `https://files.example.com/base/api/v1/files/upload/${made.upload_token}`)
     assert.equal(new Date(made.expires_at).getTime(), clock.now().getTime() + 1_200_000)
-    const [row] = await rows('select * from upload_tokens where token_hash = $1', [
+    const [row] = await app.rows('select * from upload_tokens where token_hash = $1', [
       createHash('sha256').update(made.upload_token).digest(),
     ])
     assert.ok(row)
@@ -68,7 +67,7 @@ describe('upload tokens', () => {
     const short = await issue({ expires_in_seconds: 60 })
     assert.equal(new Date(short.expires_at).getTime(), clock.now().getTime() + 60_000)
     assert.ok(!app.logs.some(line => line.includes(made.upload_token)))
-    const [entry] = await rows("select action from audit_entries where action = 'files:UploadFile' limit 1")
+    const [entry] = await app.rows("select action from audit_entries where action = 'files:UploadFile' limit 1")
     assert.ok(entry)
   })
 
@@ -109,13 +108,13 @@ describe('upload tokens', () => {
     assert.equal(made.body.content_type, 'text/x-issued')
     assert.deepEqual([made.body.metadata, made.body.tags, made.body.size], [{ a: 1 }, { t: '1' }, 3])
     assert.equal((await download(app.url, key.token, made.body.id)).bytes.toString(), 'abc')
-    const [entry] = await rows('select * from audit_entries where resource_public_id = $1', [made.body.id])
+    const [entry] = await app.rows('select * from audit_entries where resource_public_id = $1', [made.body.id])
     assert.deepEqual(
       [entry.action, entry.principal_type, entry.principal_id, entry.detail.via, entry.project_id],
       ['files:UploadFile', 'api_key', keyId, 'upload_token', project],
     )
     const again = await send(upload_token, [{ bytes: 'x', name: 'other' }])
-    assert.deepEqual([again.status, code(again)], [409, 'UPLOAD_TOKEN_USED'])
+    assert.deepEqual([again.status, codeOf(again)], [409, 'UPLOAD_TOKEN_USED'])
     assert.ok(!app.logs.some(line => line.includes(upload_token)))
   })
 
@@ -175,19 +174,19 @@ describe('upload tokens', () => {
     assert.equal((await send(upload_token, [{ bytes: 'x'.repeat(10) }])).status, 201)
   })
 
-  it('make one file of ten uploads at once', async () => {
+  it('create one file from ten concurrent uploads', async () => {
     const { upload_token } = await issue({ prefix: '/race' })
     const race = await Promise.all(
       Array.from({ length: 10 }, (_, index) => send(upload_token, [{ bytes: `x${index}`, name: `r${index}.txt` }])),
     )
     assert.deepEqual(race.map(({ status }) => status).sort(), [201, ...Array(9).fill(409)])
-    for (const reply of race) if (reply.status === 409) assert.equal(code(reply), 'UPLOAD_TOKEN_USED')
+    for (const reply of race) if (reply.status === 409) assert.equal(codeOf(reply), 'UPLOAD_TOKEN_USED')
     assert.equal((await key.get('/files?path_prefix=/race')).body.total, 1)
   })
 
   it('are judged before the body is read: unknown, used, expired', async () => {
     const unknown = await send(`upt_${'x'.repeat(43)}`, [{ bytes: 'x' }])
-    assert.deepEqual([unknown.status, code(unknown)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
+    assert.deepEqual([unknown.status, codeOf(unknown)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
     for (const odd of ['nonsense', '%00', '%F0%9F%99%82', 'x'.repeat(5000)])
       assert.equal((await app.anonymous.post(`/files/upload/${odd}`, {})).status, 404, odd.slice(0, 20))
     const { upload_token } = await issue({ expires_in_seconds: 60 })
@@ -210,16 +209,16 @@ describe('upload tokens', () => {
     assert.ok('status' in done)
     assert.equal(done.status, 201)
     const late = await send(upload_token, [{ bytes: 'x', name: name() }])
-    assert.deepEqual([late.status, code(late)], [410, 'UPLOAD_TOKEN_EXPIRED'])
+    assert.deepEqual([late.status, codeOf(late)], [410, 'UPLOAD_TOKEN_EXPIRED'])
     assert.equal(
-      code(await send(used.upload_token, [{ bytes: 'x' }])),
+      codeOf(await send(used.upload_token, [{ bytes: 'x' }])),
       'UPLOAD_TOKEN_USED',
       'used comes before expired',
     )
     assert.deepEqual(await beforeBody(upload_token), [410, 'UPLOAD_TOKEN_EXPIRED'])
   })
 
-  it('do not look at a bearer that is sent along, and count against no requests quota', async () => {
+  it('ignore a bearer that is sent along, and count against no requests quota', async () => {
     const { id, key: bound } = await app.project()
     const { upload_token } = await issue({}, bound)
     await app.admin.post('/quotas', {
@@ -248,12 +247,13 @@ describe('upload tokens', () => {
       window: 'current',
     })
     const over = await send(upload_token, [{ bytes: 'x'.repeat(11) }])
-    assert.deepEqual([over.status, code(over)], [409, 'QUOTA_STORAGE_EXCEEDED'])
+    assert.deepEqual([over.status, codeOf(over)], [409, 'QUOTA_STORAGE_EXCEEDED'])
     assert.equal((await send(upload_token, [{ bytes: 'x'.repeat(10) }])).status, 201)
     const late = await issue({}, full.key)
-    await rows('insert into storage_snapshots (project_id, day, bytes, chunk_count) values ($1, current_date, 11, 0)', [
-      full.id,
-    ])
+    await app.rows(
+      'insert into storage_snapshots (project_id, day, bytes, chunk_count) values ($1, current_date, 11, 0)',
+      [full.id],
+    )
     assert.deepEqual(await beforeBody(late.upload_token), [409, 'QUOTA_STORAGE_EXCEEDED'])
   })
 
@@ -274,13 +274,13 @@ describe('upload tokens', () => {
       document: { statement: [{ effect: 'Allow', action: ['files:*'], resource: [`srn:${project}:file:/other/*`] }] },
     })
     const moved = await send(later.upload_token, [{ bytes: 'x', name: name() }])
-    assert.deepEqual([moved.status, code(moved)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
+    assert.deepEqual([moved.status, codeOf(moved)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
     await app.admin.put(`/policies/${policy.id}`, {
       document: { statement: [{ effect: 'Allow', action: ['files:GetFile'], resource: ['*'] }] },
     })
     assert.deepEqual(await beforeBody(last.upload_token), [404, 'UPLOAD_TOKEN_NOT_FOUND'])
     const lost = await send(last.upload_token, [{ bytes: 'x', name: name() }])
-    assert.deepEqual([lost.status, code(lost)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
+    assert.deepEqual([lost.status, codeOf(lost)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
   })
 
   it('are held to what policies say of the tags that come with the file', async () => {
@@ -299,7 +299,7 @@ describe('upload tokens', () => {
     const { upload_token } = await issue({}, client(app.url, made.body.secret))
     const tagged = (team: string) => send(upload_token, [['tags', `{"team":"${team}"}`], { bytes: 'x', name: name() }])
     const refused = await tagged('red')
-    assert.deepEqual([refused.status, code(refused)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
+    assert.deepEqual([refused.status, codeOf(refused)], [404, 'UPLOAD_TOKEN_NOT_FOUND'])
     assert.equal((await tagged('blue')).status, 201)
   })
 
@@ -307,12 +307,12 @@ describe('upload tokens', () => {
     const { id, key: bound, keyId } = await app.project()
     const one = await issue({}, bound)
     assert.equal((await app.admin.delete(`/project-keys/${keyId}`)).status, 204)
-    assert.equal(code(await send(one.upload_token, [{ bytes: 'x' }])), 'UPLOAD_TOKEN_NOT_FOUND')
+    assert.equal(codeOf(await send(one.upload_token, [{ bytes: 'x' }])), 'UPLOAD_TOKEN_NOT_FOUND')
     const two = await issue({ project_id: id }, app.admin)
     const three = await issue({ project_id: id }, app.admin)
     assert.equal((await send(two.upload_token, [{ bytes: 'x', name: name() }])).status, 201)
     assert.equal((await app.admin.delete(`/projects/${id}?force=true`)).status, 204)
-    assert.equal(code(await send(three.upload_token, [{ bytes: 'x' }])), 'UPLOAD_TOKEN_NOT_FOUND')
+    assert.equal(codeOf(await send(three.upload_token, [{ bytes: 'x' }])), 'UPLOAD_TOKEN_NOT_FOUND')
   })
 
   it('are forgotten a day after their end', async () => {
@@ -320,9 +320,9 @@ describe('upload tokens', () => {
     assert.equal((await send(used.upload_token, [{ bytes: 'x', name: name() }])).status, 201)
     const open = await issue({ expires_in_seconds: 3600 })
     await deleteEndedTokens(app.services.pool, new Date(clock.now().getTime() - 1))
-    assert.equal(code(await send(used.upload_token, [{ bytes: 'x' }])), 'UPLOAD_TOKEN_USED')
+    assert.equal(codeOf(await send(used.upload_token, [{ bytes: 'x' }])), 'UPLOAD_TOKEN_USED')
     await deleteEndedTokens(app.services.pool, new Date(clock.now().getTime() + 1))
-    assert.equal(code(await send(used.upload_token, [{ bytes: 'x' }])), 'UPLOAD_TOKEN_NOT_FOUND')
+    assert.equal(codeOf(await send(used.upload_token, [{ bytes: 'x' }])), 'UPLOAD_TOKEN_NOT_FOUND')
     assert.equal((await send(open.upload_token, [{ bytes: 'x', name: name() }])).status, 201)
   })
 })

@@ -1,20 +1,17 @@
 import { strict as assert } from 'node:assert'
 import { randomBytes } from 'node:crypto'
 import { rawQuery } from '#core/db/sql.ts'
-import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { download, sendRaw } from './file-support.ts'
 
 const INLINE = 300_000
 
 describe('uploads as base64 in JSON, read as they arrive', () => {
-  let app: TestApp
-  let key: Client
-
-  before(async () => {
-    app = await startApp({ env: { FILES_INLINE_MAX_BYTES: String(INLINE), FILE_BLOB_CHUNK_BYTES: '65536' } })
-    ;({ key } = await app.project())
-  })
-  after(() => app.close())
+  const app = forSuite(() =>
+    startApp({ env: { FILES_INLINE_MAX_BYTES: String(INLINE), FILE_BLOB_CHUNK_BYTES: '65536' } }),
+  )
+  const key = forSuite(async () => (await app.project()).key)
   afterEach(async () => {
     const staged = await app.services.pool.any(rawQuery("select id from file_blobs where state = 'staging'"))
     assert.deepEqual(staged, [])
@@ -64,7 +61,7 @@ describe('uploads as base64 in JSON, read as they arrive', () => {
     }
   })
 
-  it('refuses what is no JSON around or in the content, and keeps nothing of it', async () => {
+  it('refuses invalid JSON around or in the content, and stores nothing of it', async () => {
     const bodies = [
       '{"content":"eA=="',
       '{"content":"eA==',
@@ -89,7 +86,7 @@ describe('uploads as base64 in JSON, read as they arrive', () => {
       }
   })
 
-  it('bounds depth and number of what is beside the content before it is parsed', async () => {
+  it('bounds depth and number of the other fields before it parses them', async () => {
     const nested = `${'{"a":'.repeat(65)}1${'}'.repeat(65)}`
     for (const [fields, problem] of [
       [`"metadata":${nested}`, 'TOO_DEEP'],

@@ -6,26 +6,37 @@ import { gzipSync } from 'node:zlib'
 import { sendFile as answerDownload, downloadBase64 } from '#content/files/download.ts'
 import { fileKind } from '#content/files/model.ts'
 import { rawQuery } from '#core/db/sql.ts'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
+import { codeOf } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { download, formOf, handmade, sendForm, sendRaw, upload } from './file-support.ts'
 
 const MAX = 3_000_000
-/** The longest pause of a client, far above those of a busy machine. */
+/** The longest pause of a client, far above pauses of a busy machine. */
 const IDLE = 1000
-const code = (reply: { body: any }) => reply.body?.error?.code
 
 describe('uploads of clients that are slow, broken or hostile', function () {
   this.timeout(60_000)
-  let app: TestApp
-  let key: Client
+  const app = forSuite(() =>
+    startApp({
+      env: {
+        FILES_MAX_UPLOAD_BYTES: String(MAX),
+        FILES_INLINE_MAX_BYTES: '1000000',
+        FILE_BLOB_CHUNK_BYTES: '65536',
+        DATABASE_POOL_MAX: '4',
+        HTTP_IDLE_TIMEOUT_MS: String(IDLE),
+        HTTP_BODY_TIMEOUT_MS: '1500',
+        UPLOAD_TIMEOUT_MS: '6000',
+      },
+    }),
+  )
+  const key = forSuite(async () => (await app.project()).key)
   const { head, tail, type } = handmade('bound')
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
-  const staged = async () => (await rows("select 1 from file_blobs where state = 'staging'")).length
+  const staged = async () => (await app.rows("select 1 from file_blobs where state = 'staging'")).length
   const nothingStaged = async () => {
     await eventually(async () => (await staged()) === 0, { what: 'no staged bytes' })
     assert.deepEqual(
-      await rows(
+      await app.rows(
         'select 1 from file_blob_chunks c where not exists (select 1 from file_blobs b where b.id = c.blob_id)',
       ),
       [],
@@ -36,7 +47,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
       '\r\n',
     )
 
-  /** A connection that is written to by hand, and on which the client never ends its side. */
+  /** A connection that is written to directly, and on which the client never ends its side. */
   const open = () => {
     const { hostname, port } = new URL(app.url)
     const socket = connect({ host: hostname, port: Number(port), allowHalfOpen: true })
@@ -53,7 +64,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
     return seen
   }
   const statuses = (text: string) => [...text.matchAll(/HTTP\/1\.1 (\d+) /g)].map(([, status]) => Number(status))
-  /** Sends a whole form of parts written by hand. */
+  /** Sends a whole form of parts given as text. */
   const sendParts = async (...parts: (string | Buffer)[]) => {
     const body = Buffer.concat([...parts, '--bound--\r\n'].map(part => Buffer.from(part as string)))
     const reply = await sendRaw(app.url, {
@@ -80,22 +91,6 @@ describe('uploads of clients that are slow, broken or hostile', function () {
         }),
       )
     })
-
-  before(async () => {
-    app = await startApp({
-      env: {
-        FILES_MAX_UPLOAD_BYTES: String(MAX),
-        FILES_INLINE_MAX_BYTES: '1000000',
-        FILE_BLOB_CHUNK_BYTES: '65536',
-        DATABASE_POOL_MAX: '4',
-        HTTP_IDLE_TIMEOUT_MS: String(IDLE),
-        HTTP_BODY_TIMEOUT_MS: '1500',
-        UPLOAD_TIMEOUT_MS: '6000',
-      },
-    })
-    ;({ key } = await app.project())
-  })
-  after(() => app.close())
   afterEach(async () => {
     await nothingStaged()
     assert.deepEqual(
@@ -139,7 +134,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
       await begun({ method: 'PUT', path: `/files/${file.id}/content` }, 'key', ownerProject),
     ]
     assert.deepEqual(
-      outcomes.map(outcome => ('status' in outcome ? [outcome.status, code(outcome)] : outcome.error)),
+      outcomes.map(outcome => ('status' in outcome ? [outcome.status, codeOf(outcome)] : outcome.error)),
       [
         [401, 'UNAUTHORIZED'],
         [404, 'UPLOAD_TOKEN_NOT_FOUND'],
@@ -234,7 +229,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
       await held.end
     })
 
-    it('let no reader of a download wait for ever', async () => {
+    it('end a download whose reader does not read', async () => {
       const made = (await upload(app.url, key, { bytes: randomBytes(2_900_000), name: 'unread.bin' })).body
       const connection = open()
       connection.socket.pause()
@@ -249,7 +244,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
     })
   })
 
-  describe('in what they send', () => {
+  describe('by their bodies', () => {
     it('leave nothing whenever they go away', async () => {
       const bytes = Buffer.alloc(150_000, 'z')
       const body = Buffer.concat([
@@ -315,7 +310,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
       assert.deepEqual(statuses(connection.text), [201, 201, 400, 201, 200])
     })
 
-    it('are asked for their body when they wait to be asked', async () => {
+    it('receive 100 Continue when they wait for it', async () => {
       const body = `${handmade('bound', 'asked').head}abc${tail}`
       const connection = open()
       connection.socket.write(
@@ -359,7 +354,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
         pieces: [form],
       })
       assert.ok('status' in sent)
-      assert.deepEqual([sent.status, code(sent)], [415, 'REQUEST_REJECTED'])
+      assert.deepEqual([sent.status, codeOf(sent)], [415, 'REQUEST_REJECTED'])
       const json = async (body: Buffer) =>
         sendRaw(app.url, {
           path: '/files/upload/base64',
@@ -369,7 +364,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
         })
       const bomb = await json(gzipSync(`{"content":"${'A'.repeat(30_000_000)}"}`))
       assert.ok('status' in bomb)
-      assert.deepEqual([bomb.status, code(bomb)], [413, 'REQUEST_REJECTED'], 'small on the wire alone')
+      assert.deepEqual([bomb.status, codeOf(bomb)], [413, 'REQUEST_REJECTED'], 'small on the wire alone')
       const packed = await json(gzipSync('{"content":"eA==","filename":"packed.txt"}'))
       assert.ok('status' in packed)
       assert.deepEqual([packed.status, packed.body.size], [201, 1], 'JSON is not the file')
@@ -408,7 +403,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
       for (const [what, parts] of Object.entries(cases)) {
         const reply = await sendParts(...parts)
         assert.deepEqual(
-          [reply.status, code(reply)],
+          [reply.status, codeOf(reply)],
           [400, 'VALIDATION_FAILED'],
           `${what} ${JSON.stringify(reply.body)}`,
         )
@@ -475,7 +470,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
     })
   })
 
-  describe('at once', () => {
+  describe('concurrently', () => {
     it('never wait for a connection while they hold one', async () => {
       const made = await Promise.all(
         Array.from({ length: 50 }, (_, index) =>
@@ -509,7 +504,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
         assert.equal((await key.get(`/files/${made.id}`)).status, 404)
       }
       await nothingStaged()
-      const [{ n }] = await rows(
+      const [{ n }] = await app.rows(
         'select count(*) as n from file_blobs b where not exists (select 1 from files f where f.location = b.id::text)',
       )
       assert.equal(n, 0, 'no bytes without a file')

@@ -1,14 +1,14 @@
 import { strict as assert } from 'node:assert'
 import { createHash, randomBytes } from 'node:crypto'
-import { rawQuery } from '#core/db/sql.ts'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { codeOf } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { statementsOf } from './documents-support.ts'
 import { download, formOf, handmade, type Part, sendForm, sendRaw } from './file-support.ts'
 
 const MAX = 3_000_000
 const INLINE = 1_000_000
-const code = (reply: { body: any }) => reply.body?.error?.code
 const problem = (reply: { body: any }) => reply.body?.error?.meta?.problems?.[0]
 const sha256 = (bytes: Uint8Array | string) => createHash('sha256').update(bytes).digest('hex')
 
@@ -18,16 +18,22 @@ const PNG = Buffer.from(
 )
 
 describe('uploads', () => {
-  let app: TestApp
+  const app = forSuite(() =>
+    startApp({
+      env: {
+        FILES_MAX_UPLOAD_BYTES: String(MAX),
+        FILES_INLINE_MAX_BYTES: String(INLINE),
+        FILE_BLOB_CHUNK_BYTES: '65536',
+      },
+    }),
+  )
   let project: string
   let key: Client
   let counter = 0
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const nothingStaged = async () => {
-    assert.deepEqual(await rows("select id from file_blobs where state = 'staging'"), [])
+    assert.deepEqual(await app.rows("select id from file_blobs where state = 'staging'"), [])
     assert.deepEqual(
-      await rows(
+      await app.rows(
         'select 1 from file_blob_chunks c where not exists (select 1 from file_blobs b where b.id = c.blob_id)',
       ),
       [],
@@ -39,16 +45,8 @@ describe('uploads', () => {
   const total = async () => (await key.get('/files')).body.total as number
 
   before(async () => {
-    app = await startApp({
-      env: {
-        FILES_MAX_UPLOAD_BYTES: String(MAX),
-        FILES_INLINE_MAX_BYTES: String(INLINE),
-        FILE_BLOB_CHUNK_BYTES: '65536',
-      },
-    })
     ;({ id: project, key } = await app.project())
   })
-  after(() => app.close())
   afterEach(nothingStaged)
 
   describe('as a form', () => {
@@ -67,7 +65,7 @@ describe('uploads', () => {
       const [event] = await storedEvents(app.services.pool, { resource: made.body.id })
       assert.equal(event.name, 'files.created')
       assert.deepEqual(event.data, made.body)
-      const [entry] = await rows('select action, status from audit_entries where resource_public_id = $1', [
+      const [entry] = await app.rows('select action, status from audit_entries where resource_public_id = $1', [
         made.body.id,
       ])
       assert.deepEqual({ ...entry }, { action: 'files:UploadFile', status: 201 })
@@ -103,7 +101,7 @@ describe('uploads', () => {
         assert.equal(made.body.size, size)
         assert.equal(made.body.checksum_sha256, sha256(bytes))
         assert.ok((await download(app.url, key.token, made.body.id)).bytes.equals(bytes))
-        const [{ n }] = await rows(
+        const [{ n }] = await app.rows(
           'select count(*) as n from file_blob_chunks c join files f on c.blob_id::text = f.location where f.id = $1',
           [made.body.id],
         )
@@ -163,7 +161,7 @@ describe('uploads', () => {
       assert.equal((await send([['content_type', 'text'], { bytes: 'x' }])).status, 400)
     })
 
-    it('refuses what is no upload and stores nothing', async () => {
+    it('refuses invalid uploads and stores nothing', async () => {
       const file = { bytes: 'x', name: 'bad.txt' }
       const before = await total()
       const cases: [(Part | [string, string])[], string][] = [
@@ -192,7 +190,11 @@ describe('uploads', () => {
       ]
       for (const [parts, path] of cases) {
         const made = await send(parts)
-        assert.deepEqual([made.status, code(made)], [400, 'VALIDATION_FAILED'], `${path} ${JSON.stringify(made.body)}`)
+        assert.deepEqual(
+          [made.status, codeOf(made)],
+          [400, 'VALIDATION_FAILED'],
+          `${path} ${JSON.stringify(made.body)}`,
+        )
         assert.equal(problem(made).path, path, JSON.stringify(made.body))
         await nothingStaged()
       }
@@ -224,7 +226,11 @@ describe('uploads', () => {
           pieces: body ? [body] : [],
         })
         assert.ok('status' in reply, JSON.stringify([contentType, body.slice(0, 60)]))
-        assert.deepEqual([reply.status, code(reply)], [400, 'VALIDATION_FAILED'], `${contentType} ${body.slice(0, 60)}`)
+        assert.deepEqual(
+          [reply.status, codeOf(reply)],
+          [400, 'VALIDATION_FAILED'],
+          `${contentType} ${body.slice(0, 60)}`,
+        )
         await nothingStaged()
       }
     })
@@ -234,9 +240,9 @@ describe('uploads', () => {
       const exact = await send([['prefix', '/limit'], { bytes: Buffer.alloc(MAX), name: 'exact' }])
       assert.equal(exact.status, 201)
       const over = await send([['prefix', '/limit'], { bytes: Buffer.alloc(MAX + 1), name: 'over' }])
-      assert.deepEqual([over.status, code(over)], [413, 'REQUEST_REJECTED'])
+      assert.deepEqual([over.status, codeOf(over)], [413, 'REQUEST_REJECTED'])
       const far = await send([['prefix', '/limit'], { bytes: Buffer.alloc(MAX * 3), name: 'far' }])
-      assert.deepEqual([far.status, code(far)], [413, 'REQUEST_REJECTED'])
+      assert.deepEqual([far.status, codeOf(far)], [413, 'REQUEST_REJECTED'])
       const { head, tail, type } = handmade('bound')
       const streamed = await sendRaw(app.url, {
         path: '/files/upload',
@@ -245,7 +251,7 @@ describe('uploads', () => {
         pieces: [head, ...Array.from({ length: 10 }, () => Buffer.alloc(1_000_000)), tail],
       })
       assert.ok('status' in streamed)
-      assert.deepEqual([streamed.status, code(streamed)], [413, 'REQUEST_REJECTED'])
+      assert.deepEqual([streamed.status, codeOf(streamed)], [413, 'REQUEST_REJECTED'])
       const started = app.statements.length
       const declared = await sendRaw(app.url, {
         path: '/files/upload',
@@ -273,7 +279,9 @@ describe('uploads', () => {
         })
         assert.ok('error' in reply)
       }
-      await eventually(async () => (await rows('select 1 from file_blobs where state = $1', ['staging'])).length === 0)
+      await eventually(
+        async () => (await app.rows('select 1 from file_blobs where state = $1', ['staging'])).length === 0,
+      )
       assert.equal(await total(), before)
       assert.ok(!app.logs.some(line => line.includes('"level":"error"')), 'a client that leaves is no error of ours')
     })
@@ -287,10 +295,13 @@ describe('uploads', () => {
       assert.deepEqual(race.map(({ status }) => status).sort(), [201, ...Array(19).fill(409)])
       const made = race.find(({ status }) => status === 201) as (typeof race)[number]
       const late = await send([['prefix', '/race'], { bytes: 'late', name: 'x.txt' }])
-      assert.deepEqual([late.status, code(late), late.body.error.meta], [409, 'NAME_CONFLICT', { path: '/race/x.txt' }])
+      assert.deepEqual(
+        [late.status, codeOf(late), late.body.error.meta],
+        [409, 'NAME_CONFLICT', { path: '/race/x.txt' }],
+      )
       const got = await download(app.url, key.token, made.body.id)
       assert.equal(sha256(got.bytes), made.body.checksum_sha256)
-      assert.equal((await rows("select 1 from files where path like '/race/%'")).length, 1)
+      assert.equal((await app.rows("select 1 from files where path like '/race/%'")).length, 1)
     })
 
     it('finds the project of an unbound caller in a field, before or after the file', async () => {
@@ -306,15 +317,15 @@ describe('uploads', () => {
       assert.equal(unknown.status, 404)
       const other = await app.project()
       const foreign = await send([file, ['project_id', other.id]])
-      assert.deepEqual([foreign.status, code(foreign)], [403, 'API_KEY_PROJECT_SCOPE'])
+      assert.deepEqual([foreign.status, codeOf(foreign)], [403, 'API_KEY_PROJECT_SCOPE'])
       const stranger = await app.user()
       const refused = await send([file, ['project_id', project]], stranger)
-      assert.deepEqual([refused.status, code(refused)], [403, 'FORBIDDEN'])
+      assert.deepEqual([refused.status, codeOf(refused)], [403, 'FORBIDDEN'])
       const reader = await app.user(undefined, [
         { statement: [{ effect: 'Allow', action: ['files:UploadFile'], resource: [`srn:${other.id}:file:*`] }] },
       ])
       const late = await send([file, ['project_id', project]], reader)
-      assert.deepEqual([late.status, code(late)], [403, 'FORBIDDEN'])
+      assert.deepEqual([late.status, codeOf(late)], [403, 'FORBIDDEN'])
       assert.equal((await send([file, ['project_id', other.id]], reader)).status, 201)
     })
 
@@ -328,12 +339,12 @@ describe('uploads', () => {
       assert.equal(again.headers.get('idempotency-replayed'), 'true')
       assert.deepEqual(again.body, first.body)
       const other = await once('other')
-      assert.equal(code(other), 'IDEMPOTENCY_KEY_REUSED')
+      assert.equal(codeOf(other), 'IDEMPOTENCY_KEY_REUSED')
     })
 
     it('refuses a full project before it reads a byte', async () => {
       const full = await app.project()
-      await rows(
+      await app.rows(
         'insert into storage_snapshots (project_id, day, bytes, chunk_count) values ($1, current_date, 11, 0)',
         [full.id],
       )
@@ -346,9 +357,9 @@ describe('uploads', () => {
       })
       const started = app.statements.length
       const refused = await send([{ bytes: 'x' }], full.key)
-      assert.deepEqual([refused.status, code(refused)], [409, 'QUOTA_STORAGE_EXCEEDED'])
+      assert.deepEqual([refused.status, codeOf(refused)], [409, 'QUOTA_STORAGE_EXCEEDED'])
       assert.ok(!app.statements.slice(started).some(text => text.includes('file_blob')))
-      assert.equal(code(await base64({ content: '' }, full.key)), 'QUOTA_STORAGE_EXCEEDED')
+      assert.equal(codeOf(await base64({ content: '' }, full.key)), 'QUOTA_STORAGE_EXCEEDED')
     })
 
     it('costs a small file few statements', async () => {
@@ -398,7 +409,7 @@ describe('uploads', () => {
       assert.equal(unnamed.body.content_type, 'image/png')
     })
 
-    it('refuses what is not base64', async () => {
+    it('refuses invalid base64', async () => {
       for (const body of [
         {},
         { content: null },
@@ -416,7 +427,7 @@ describe('uploads', () => {
         { content: 'eA==', filename: 7 },
       ]) {
         const made = await base64(body)
-        assert.deepEqual([made.status, code(made)], [400, 'VALIDATION_FAILED'], JSON.stringify(body))
+        assert.deepEqual([made.status, codeOf(made)], [400, 'VALIDATION_FAILED'], JSON.stringify(body))
       }
       assert.equal((await base64({ content: 7 })).body.error.message, 'content: must be base64')
       for (const body of ['', '[]', '7', '"x"', '{', 'null'])
@@ -428,11 +439,11 @@ describe('uploads', () => {
       assert.equal(exact.status, 201)
       for (const size of [INLINE + 1, INLINE * 2, INLINE * 5]) {
         const over = await base64({ content: Buffer.alloc(size).toString('base64') })
-        assert.deepEqual([over.status, code(over)], [413, 'REQUEST_REJECTED'], String(size))
+        assert.deepEqual([over.status, codeOf(over)], [413, 'REQUEST_REJECTED'], String(size))
       }
       const big = (await send([['prefix', '/i'], { bytes: Buffer.alloc(INLINE + 1), name: 'big' }])).body
       const back = await key.get(`/files/${big.id}/download/base64`)
-      assert.deepEqual([back.status, code(back)], [413, 'REQUEST_REJECTED'])
+      assert.deepEqual([back.status, codeOf(back)], [413, 'REQUEST_REJECTED'])
     })
   })
 

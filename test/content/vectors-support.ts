@@ -28,7 +28,7 @@ export const vectorOf = (
   ...more,
 })
 
-/** The chunks nearest to a vector, as a search for ten asks for them. */
+/** The chunks nearest to a vector, as a search for ten reads them. */
 export const nearestTo = (
   services: Services,
   { project, space }: Place,

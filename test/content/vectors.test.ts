@@ -10,7 +10,8 @@ import { inTransaction } from '#core/db/pool.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { setForTransaction } from '#core/db/transaction-settings.ts'
 import { anisotropic, isotropic, seeded, sparse, structureless } from '../bench/knowledge-corpora.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { nearestTo, unit, vectorOf } from './vectors-support.ts'
 
 describe('codes of vectors', () => {
@@ -28,7 +29,7 @@ describe('codes of vectors', () => {
     ],
   ] as const
   for (const [dimensions, start, hash] of known) {
-    it(`are those of the definition, for ${dimensions} dimensions`, () => {
+    it(`match the definition, for ${dimensions} dimensions`, () => {
       const code = codeOf(Float32Array.from({ length: dimensions }, (_, index) => Math.sin(index + 1)))
       assert.equal(code[0], 'x')
       assert.equal(code.slice(1, 65), start)
@@ -78,7 +79,7 @@ describe('codes of vectors', () => {
       it(`differ as bit by bit, of ${bytes * 8} bits`, () => {
         const question = random(bytes)
         const inverse = question.map(byte => ~byte)
-        // More than are compared at once, no round number, and both extremes.
+        // More than one comparison takes, no round number, and both extremes.
         const rows = CODES_BYTES / bytes + 1001
         const codes = random(rows * bytes)
         codes.set(question, 17 * bytes)
@@ -155,31 +156,23 @@ describe('codes of vectors', () => {
 })
 
 describe('vectors in the database', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let project: string
   let space: { id: number; dimensions: number }
   const DIMENSIONS = 64
   const { normal } = seeded(4)
   const scattered = () => unit(Float32Array.from({ length: DIMENSIONS }, normal))
-
-  const rows = (text: string, values: unknown[] = []) =>
-    app.services.pool.any(rawQuery(text, values)) as Promise<readonly any[]>
   const row = (ref_id: string, vector: Float32Array, more?: Partial<NewVector>) =>
     vectorOf({ project, space }, ref_id, vector, more)
   const insert = (...all: NewVector[]) => insertVectors(app.services.pool, all)
   const near = (vector: Float32Array, more?: object) => nearestTo(app.services, { project, space }, vector, more)
   const newSpace = async (dimensions: number) => {
-    const [{ id }] = await rows(
+    const [{ id }] = await app.rows(
       `insert into embedding_spaces (provider, model, dimensions, code_version) values ('p', gen_random_uuid()::text, $1, 1) returning id`,
       [dimensions],
     )
     return { id, dimensions }
   }
-
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = (await app.project()).id
     space = await newSpace(DIMENSIONS)
@@ -188,7 +181,7 @@ describe('vectors in the database', () => {
   it('are little-endian floats with their code, first bit leftmost', async () => {
     const vector = scattered()
     await insert(row('r1', vector))
-    const [stored] = await rows(
+    const [stored] = await app.rows(
       `select encode(vec, 'hex') as vec, code::text as code from knowledge_vectors where project_id = $1`,
       [project],
     )
@@ -242,7 +235,7 @@ describe('vectors in the database', () => {
       ['a', 'b', 'c'],
     )
   })
-  it('are those of the project, the space and the source asked for', async () => {
+  it('are limited to the project, the space and the source of the search', async () => {
     const vector = scattered()
     const other = (await app.project()).id
     const elsewhere = await newSpace(DIMENSIONS)
@@ -257,7 +250,7 @@ describe('vectors in the database', () => {
     assert.deepEqual(await ids({ projects: [project, other] }), ['mine', 'theirs'])
     assert.deepEqual(await ids({ projects: null }), ['mine', 'theirs'])
     assert.deepEqual(await ids({ source: VECTOR_SOURCES.memory }), ['memory'])
-    await rows('delete from projects where id = $1', [other])
+    await app.rows('delete from projects where id = $1', [other])
     assert.deepEqual(await ids({ projects: null }), ['mine'])
   })
   it('are found among many by estimate before they are read', async () => {
@@ -356,7 +349,7 @@ describe('fusion of rankings', () => {
     const ranked = fused(['x', 'y', 'both'], ['w', 'v', 'both'], { k: 1 })
     assert.deepEqual(ranked.map(({ key }) => key).slice(0, 3), ['both', 'w', 'x'])
   })
-  it('halves what is old by its half-life, where age counts', () => {
+  it('halves the score of older rows by its half-life, where age counts', () => {
     const changedAt = new Map([
       ['old', day(20)],
       ['new', day(0)],

@@ -5,25 +5,19 @@ import { pruneActivity } from '#control/activity/retention.ts'
 import { onSeparateConnection } from '#core/db/pool.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { openEvents, type StreamedEvent } from '../execution/streams.ts'
-import { type Client, eventually, type Reply, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { type Client, eventually, type Reply, startApp, type TestProject } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Entry = { id: string; created_at: string; summary: string; [field: string]: unknown }
 
 const READ = ['activity:ListActivity', 'activity:ExportActivity']
 
 describe('activity', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { STREAM_PING_INTERVAL_MS: '100', ACTIVITY_RETENTION_DAYS: '30' } }))
   let project: TestProject
-  before(async () => {
-    app = await startApp({ env: { STREAM_PING_INTERVAL_MS: '100', ACTIVITY_RETENTION_DAYS: '30' } })
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.projectWith(READ)
   })
-
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const entry = (summary: string, more: Partial<ActivityEntry> = {}): ActivityEntry => ({
     project_id: project.id,
     kind: 'action_executed',
@@ -32,14 +26,14 @@ describe('activity', () => {
   })
   const stored = (count: number, of = project) =>
     eventually(async () => {
-      const [{ found }] = await rows('select count(*)::int as found from activity_entries where project_id = $1', [
+      const [{ found }] = await app.rows('select count(*)::int as found from activity_entries where project_id = $1', [
         of.id,
       ])
       return found === count
     })
   /** Records entries and waits until they are stored; they have the order given. */
   const record = async (...entries: ActivityEntry[]) => {
-    const [{ found }] = await rows('select count(*)::int as found from activity_entries where project_id = $1', [
+    const [{ found }] = await app.rows('select count(*)::int as found from activity_entries where project_id = $1', [
       project.id,
     ])
     for (const one of entries) recordActivityLater(app.services, one)
@@ -50,7 +44,7 @@ describe('activity', () => {
   const refused = ({ status, body }: Reply, code: string, expected = 400) =>
     assert.deepEqual([status, body.error?.code], [expected, code], JSON.stringify(body))
 
-  it('shows what was recorded, with the severity of its kind', async () => {
+  it('shows entries with the severity of their kind', async () => {
     await record(
       entry('A tool ran', { detail: { tool_id: 'tool_1', action: 'look' }, agent_id: 'agent_1', ref_id: 'tool_1' }),
       entry('A tool is gone', { kind: 'tool_resolution_failed' }),
@@ -98,7 +92,7 @@ describe('activity', () => {
 
   it('pages cleanly through entries of one millisecond', async () => {
     await record(...['a', 'b', 'c'].map(name => entry(name)))
-    await rows(`update activity_entries set created_at = '2026-01-01T00:00:00.123Z' where project_id = $1`, [
+    await app.rows(`update activity_entries set created_at = '2026-01-01T00:00:00.123Z' where project_id = $1`, [
       project.id,
     ])
     const seen: string[] = []
@@ -150,7 +144,7 @@ describe('activity', () => {
     assert.deepEqual(summaries(await feed()), ['a'])
   })
 
-  it('filters by all that is given at once, and by one of several kinds and severities', async () => {
+  it('filters by all given conditions together, and by one of several kinds and severities', async () => {
     await record(
       entry('one', { generation_id: 'gen_1' }),
       entry('two', { kind: 'approval_created', generation_id: 'gen_1', agent_id: 'agent_1' }),
@@ -177,7 +171,7 @@ describe('activity', () => {
 
   it('is bounded by times on both sides', async () => {
     await record(entry('a'), entry('b'), entry('c'))
-    await rows(
+    await app.rows(
       `update activity_entries set created_at = '2026-01-01T00:00:00Z'::timestamptz + (ascii(summary) - 97) * interval '1 hour'
        where project_id = $1`,
       [project.id],
@@ -282,10 +276,12 @@ describe('activity', () => {
     let writing = true
     const cut = async () => {
       while (writing) {
-        await rows(
-          `select pg_terminate_backend(pid) from pg_stat_activity
+        await app
+          .rows(
+            `select pg_terminate_backend(pid) from pg_stat_activity
            where datname = current_database() and pid <> pg_backend_pid() and query like '%activity_entries%'`,
-        ).catch(() => {})
+          )
+          .catch(() => {})
         await sleep(5)
       }
     }
@@ -302,15 +298,15 @@ describe('activity', () => {
     })
   })
 
-  it('goes with its project', async () => {
+  it('activity is deleted with its project', async () => {
     await record(entry('a'))
     assert.equal((await app.admin.delete(`/projects/${project.id}?force=true`)).status, 204)
-    assert.deepEqual(await rows('select 1 from activity_entries where project_id = $1', [project.id]), [])
+    assert.deepEqual(await app.rows('select 1 from activity_entries where project_id = $1', [project.id]), [])
   })
 
   it('is kept for ACTIVITY_RETENTION_DAYS', async () => {
     await record(entry('old'), entry('new'))
-    await rows(
+    await app.rows(
       `update activity_entries set created_at = now() - interval '31 days' where summary = 'old' and project_id = $1`,
       [project.id],
     )
@@ -342,7 +338,7 @@ describe('activity', () => {
     }
     const names = (events: StreamedEvent[]) => events.map(({ data }) => data.summary)
 
-    it('shows entries as they come, under the cursor of each, and goes on behind one', async () => {
+    it('shows entries as they come, under the cursor of each, and continues after a cursor', async () => {
       await record(entry('before'))
       const stream = await open()
       assert.match(stream.headers.get('content-type') as string, /^text\/event-stream/)

@@ -12,17 +12,14 @@ import type { AuditEntry } from '#core/writes/audit-entry.ts'
 import { client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { startProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 const DAY = 86_400_000
 
 describe('the audit log', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ clock, workers: ['snapshot'] }))
   let offset = 0
   const clock: Clock = { now: () => new Date(systemClock.now().getTime() + offset) }
-  before(async () => {
-    app = await startApp({ clock, workers: ['snapshot'] })
-  })
-  after(() => app.close())
 
   const quota = async (projectId: string, window = 'rolling_24h') =>
     (
@@ -71,7 +68,7 @@ describe('the audit log', () => {
     return ids
   }
 
-  /** Runs statements as somebody who got around the triggers. */
+  /** Runs statements as a user who bypasses the triggers. */
   const tamper = (...statements: ReturnType<typeof sql.unsafe>[]) => tamperAt(app, ...statements)
   const tamperAt = (at: TestApp, ...statements: ReturnType<typeof sql.unsafe>[]) =>
     inTransaction(at.services.pool, async tx => {
@@ -234,7 +231,7 @@ describe('the audit log', () => {
       assert.equal((await project.key.get(`/audit-log/${entry.id}`)).status, 404)
     })
 
-    it('answers a limited caller for a global entry as for one that does not exist', async () => {
+    it('answers a limited caller for a global entry as for a missing one', async () => {
       await app.admin.post('/users', { username: 'leaves-a-global-entry', password: 'a fine password' })
       const { data } = (await app.admin.get('/audit-log?action=users:CreateUser&limit=1')).body
       const { key } = await app.projectWith(['audit:*'])
@@ -316,7 +313,7 @@ describe('the audit log', () => {
     const read = async (projectId: string, enabled: boolean) =>
       assert.equal((await app.admin.patch(`/projects/${projectId}`, { audit_reads_enabled: enabled })).status, 200)
 
-    it('are recorded in a project that asks for it, from its change on, and nowhere else', async () => {
+    it('are recorded in a project that enables it, from its change on, and nowhere else', async () => {
       const project = await app.project()
       const id = await quota(project.id)
       const before = await rows(project.id)
@@ -380,7 +377,7 @@ describe('the audit log', () => {
       created_at: new Date().toISOString(),
     })
 
-    it('beyond the buffer are dropped and counted; what is buffered is written at the close', async () => {
+    it('beyond the buffer are dropped and counted; buffered entries are written at the close', async () => {
       const project = await app.project()
       const before = await rows(project.id)
       const reads = openReadAudit({
@@ -450,7 +447,7 @@ describe('the audit log', () => {
         entries: number
       }
 
-    it('verifies every entry of a project, also what was not sealed yet', async () => {
+    it('verifies every entry of a project, also unsealed ones', async () => {
       const project = await app.project()
       await backfill(project.id, 1200, new Date('2026-01-01T00:00:00Z'))
       const count = await rows(project.id)
@@ -460,7 +457,7 @@ describe('the audit log', () => {
       assert.equal((await project.key.get('/audit-log/verify')).body.checked, count + 1)
     })
 
-    it('is sealed and verified to an end while the project goes on writing', async () => {
+    it('is sealed and verified to an end while the project continues to write', async () => {
       const project = await app.project()
       let writing = true
       const write = async () => {
@@ -494,7 +491,7 @@ describe('the audit log', () => {
       )
     })
 
-    it('is kept by looking, without messages, while nothing is written', async () => {
+    it('is sealed by the sweep, without messages, while nothing is written', async () => {
       const { pool } = app.services
       const read = (value: ReturnType<typeof sql.fragment>) => pool.oneFirst(sql.unsafe`select ${value}`)
       const unsealed = sql.fragment`(select count(*) from audit_entries t
@@ -603,7 +600,7 @@ describe('the audit log', () => {
       assert.equal(refused.body.error.meta.problems[0].path, 'project_id')
     })
 
-    it('grows without a fork when several seal the same chains at once', async () => {
+    it('grows without a fork when several processes seal it concurrently', async () => {
       const projects = await Promise.all([1, 2, 3].map(() => app.project()))
       for (const { id } of projects) await backfill(id, 200, new Date('2026-01-01T00:00:00Z'))
       const { pool } = app.services
@@ -619,13 +616,9 @@ describe('the audit log', () => {
   })
 
   describe('verification of a long chain', () => {
-    let quiet: TestApp
-    before(async () => {
-      quiet = await startApp()
-    })
-    after(() => quiet.close())
+    const quiet = forSuite(startApp)
 
-    /** A project with so many entries that are not sealed yet. */
+    /** A project with `count` entries that are not sealed yet. */
     async function written(count: number) {
       const project = await quiet.project()
       await backfill(project.id, count, new Date('2026-01-01T00:00:00Z'), { at: quiet })
@@ -660,7 +653,7 @@ describe('the audit log', () => {
         .filter(text => text.includes('from audit_seal_batches') && text.includes('order by s.position')).length
     const intact = (checked: number) => ({ valid: true, checked, first_broken_id: null })
 
-    it('waits for a chain that is being sealed without a connection, and is done once for all who ask meanwhile', async () => {
+    it('waits without a connection for a chain that is being sealed, and runs once for concurrent callers', async () => {
       const [project, other] = [await written(20), await quiet.project()]
       const release = await keepUnsealed(project.id)
       const from = quiet.statements.length
@@ -672,7 +665,7 @@ describe('the audit log', () => {
       await release()
       assert.equal(waiting, 0)
       for (const { body } of await Promise.all(asked)) assert.deepEqual(body, intact(22))
-      // One for who came first, another for all who came while it was under way.
+      // One for the first caller, another for all who came during it.
       assert.ok(pages(quiet, from) <= 3, `${pages(quiet, from)} verifications`)
     })
 
@@ -690,7 +683,7 @@ describe('the audit log', () => {
       } finally {
         clearInterval(sampler)
       }
-      // One more for what a request itself asks, such as who its caller is.
+      // One more for queries of a request itself, such as who its caller is.
       assert.ok(most <= 2, `${most} connections`)
     })
 
@@ -732,7 +725,7 @@ describe('the audit log', () => {
       assert.deepEqual((await project.key.get('/audit-log/verify')).body, intact(32))
     })
 
-    it('ends when nobody waits for it any more', async () => {
+    it('ends when no caller waits for it', async () => {
       const project = await written(30)
       const release = await keepUnsealed(project.id)
       const from = quiet.statements.length
@@ -756,7 +749,7 @@ describe('the audit log', () => {
       assert.equal(pages(quiet, from), 0)
     })
 
-    it('goes on from a position, and stops after so many entries', async () => {
+    it('continues from a position, and stops after a number of entries', async () => {
       const project = await written(600)
       const verify = async (query: string) => (await project.key.get(`/audit-log/verify${query}`)).body
       assert.deepEqual(await verify('?max_entries=100'), intact(100))
@@ -794,7 +787,7 @@ describe('the audit log', () => {
       assert.deepEqual(await verify('?after=42'), { valid: false, checked: 42, first_broken_id: null })
     })
 
-    it('seals from the last pass over all chains on; what was committed much later waits for the nightly one', async () => {
+    it('seals from the last pass over all chains on; entries that were committed much later wait for the nightly pass', async () => {
       const project = await written(10)
       await sealEntries(quiet.services.pool, { full: true })
       const late = idFloor('audit', new Date(Date.now() - 3_600_000))
@@ -949,7 +942,7 @@ describe('the audit log', () => {
       }
     })
 
-    it('of kept answers, failed logins and heartbeats ends what is past its time', async () => {
+    it('deletes overdue stored responses, failed logins and heartbeats', async () => {
       const { pool, queues } = app.services
       const names = ['idempotency keys', 'login failures', 'worker heartbeats', 'deferred project deletes']
       const ticks = workForConcerns(['snapshot']).schedules.map(({ name }) => name)

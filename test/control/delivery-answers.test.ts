@@ -1,20 +1,12 @@
 import assert from 'node:assert/strict'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { emitNamed } from '../support/events.ts'
-import { type Receiver, startReceiver } from '../support/receiver.ts'
+import { startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
 
-describe('what is kept of the answer to a delivery', () => {
-  let app: TestApp
-  let receiver: Receiver
-
-  before(async () => {
-    app = await startApp({ workers: ['delivery'] })
-    receiver = await startReceiver()
-  })
-  after(async () => {
-    await app?.close()
-    await receiver?.close()
-  })
+describe('stored answers to deliveries', () => {
+  const app = forSuite(() => startApp({ workers: ['delivery'] }))
+  const receiver = forSuite(startReceiver)
 
   const kept = async (answer: string): Promise<string> => {
     receiver.answer = (_, response) => response.end(answer)

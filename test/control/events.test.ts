@@ -6,9 +6,10 @@ import { manualClock } from '#core/base/clock.ts'
 import { sql } from '#core/db/sql.ts'
 import { eventNames, eventTypes, isEventPattern, patternMatches } from '#core/writes/events.ts'
 import { eventDispatchQueue } from '#core/writes/writer.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { emitNamed, storedEvents } from '../support/events.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
 
 const PAUSE_MS = 300
 const pause = () => new Promise(resolve => setTimeout(resolve, PAUSE_MS))
@@ -52,14 +53,9 @@ describe('event patterns', () => {
 })
 
 describe('events', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ workers: ['delivery'] }))
   let receiver: Receiver
   let project: string
-
-  before(async () => {
-    app = await startApp({ workers: ['delivery'] })
-  })
-  after(async () => await app?.close())
   beforeEach(async () => {
     receiver = await startReceiver()
     project = (await app.project()).id
@@ -87,7 +83,7 @@ describe('events', () => {
     assert.equal((await events('&event=secrets.created')).total, before)
   })
 
-  it('of a delete carry the record as it stood', async () => {
+  it('of a delete carry the last record', async () => {
     await hook(['secrets.deleted'])
     const made = await makeSecret()
     await app.admin.delete(`/secrets/${made.id}`)
@@ -243,7 +239,7 @@ describe('events', () => {
     assert.equal(receiver.requests[1].body, receiver.requests[0].body)
   })
 
-  it('that cannot be dispatched go on alone, with retries, and hold up no other', async () => {
+  it('that cannot be dispatched are retried alone, and delay no other', async () => {
     await hook(['agents.*', 'generations.*'])
     const { pool } = app.services
     await pool.query(sql.unsafe`
@@ -414,7 +410,7 @@ describe('events', () => {
       assert.equal((await app.admin.post(`/events/${event.id}/redispatch`, { webhook_id: missing })).status, 404)
     })
 
-    it('are kept compressed where nobody has a webhook, and sent with the bytes they were made with', async () => {
+    it('are stored compressed where no webhook subscribes, and sent with their original bytes', async () => {
       const names = ['short', `Ünï \u2028 "quoted" \\ 💧 𝒳 \u0001 ${'text '.repeat(100)}`, 'x'.repeat(70_000)]
       const made: string[] = []
       for (const name of names) {
@@ -448,7 +444,7 @@ describe('events', () => {
       const [id, resource] = ['evt_01m85swvtre5btxzvvzbq03prv', 'actor_01m85swghy1sb478071wet8xt9']
       const maker = 'proj_01m85swewza0cs7wc3vxhh3gd6'
       const packed = 'Aqsm0m54jwB9fIBER5EynIDb1RgdB8LqSXQndEggOTEnB1zL03g0AzWhYk8pBlHoCRinOmJTXi0A'
-      // The dictionary takes the id of the project from the row: that of the one for which it was packed.
+      // The dictionary takes the id of the project from the row: the project for which it was packed.
       await app.services.pool.query(sql.unsafe`
         insert into projects (id, name) select ${maker}, name from projects where id = ${other}`)
       await app.services.pool.query(sql.unsafe`
@@ -498,11 +494,9 @@ describe('events', () => {
 })
 
 describe('large events', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ env: { EVENT_DATA_MAX_BYTES: '400', HEADER_PREFIX: 'X-House-' }, workers: ['delivery'] })
-  })
-  after(async () => await app?.close())
+  const app = forSuite(() =>
+    startApp({ env: { EVENT_DATA_MAX_BYTES: '400', HEADER_PREFIX: 'X-House-' }, workers: ['delivery'] }),
+  )
 
   it('are cut to their scalar fields where the deployment says so, and headers take its prefix', async () => {
     const receiver = await startReceiver()
@@ -530,16 +524,14 @@ describe('large events', () => {
 })
 
 describe('retention', () => {
-  let app: TestApp
-  const clock = manualClock()
-  before(async () => {
-    app = await startApp({
+  const app = forSuite(() =>
+    startApp({
       clock,
       env: { EVENT_RETENTION_DAYS: '10', WEBHOOK_DELIVERY_RETENTION_DAYS: '20' },
       workers: ['delivery'],
-    })
-  })
-  after(async () => await app?.close())
+    }),
+  )
+  const clock = manualClock()
 
   it('deletes old events that are dispatched and old deliveries that are finished', async () => {
     const receiver = await startReceiver()

@@ -1,27 +1,20 @@
 import assert from 'node:assert/strict'
 import { type ExceptionFiling, fileExceptionInTx, fileExceptionLater } from '#control/exceptions/file-exception.ts'
-import { rawQuery } from '#core/db/sql.ts'
 import { withTriggerChain } from '#core/db/trigger-chain.ts'
-import { type Client, eventually, type Reply, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { type Client, eventually, type Reply, startApp, type TestProject } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 const ALL = ['exceptions:*', 'activity:ListActivity']
 
 describe('exceptions', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ workers: ['delivery'] }))
   let project: TestProject
-  before(async () => {
-    app = await startApp({ workers: ['delivery'] })
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.projectWith(ALL)
   })
-
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const filing = (more: Partial<ExceptionFiling> = {}): ExceptionFiling => ({
     project_id: project.id,
     kind: 'guardrail_tripwire',
@@ -53,7 +46,7 @@ describe('exceptions', () => {
     file('webhook_failing')
     withTriggerChain(['trg_1', 'trg_2'], () => file('guardrail_tripwire'))
     await filed(3)
-    const written = await rows(
+    const written = await app.rows(
       `select causation, resource_id from events where project_id = $1 and name = 'exceptions.created'`,
       [project.id],
     )
@@ -120,7 +113,7 @@ describe('exceptions', () => {
     assert.equal((await project.key.get('/activity')).body.data.length, 1)
   })
 
-  it('fold exactly where many transactions file the same matters at once', async () => {
+  it('fold exactly when many transactions file equal matters concurrently', async () => {
     const keys = Array.from({ length: 5 }, (_, n) => `key ${n}`)
     await Promise.all(
       Array.from({ length: 12 }, (_, n) =>
@@ -182,7 +175,7 @@ describe('exceptions', () => {
     )
   })
 
-  it('without a key never fold, and keys are those of a project and a kind', async () => {
+  it('without a key never fold, and keys are scoped to a project and a kind', async () => {
     fileExceptionLater(app.services, filing({ dedup_key: null }))
     fileExceptionLater(app.services, filing({ dedup_key: null }))
     fileExceptionLater(app.services, filing())
@@ -300,7 +293,7 @@ describe('exceptions', () => {
       refused(await project.key.get(`/exceptions?${query}`), 400, 'VALIDATION_FAILED')
   })
 
-  it('are filed by hand within limits', async () => {
+  it('are filed by callers within limits', async () => {
     const made = await manual({ severity: 'critical', detail: { hint: 'look here' } })
     assert.deepEqual([made.status, made.body.kind, made.body.severity], [201, 'manual', 'critical'])
     for (const more of [
@@ -340,12 +333,12 @@ describe('exceptions', () => {
     )
   })
 
-  it('go with their project, and their count with them', async () => {
+  it('are deleted with their project, and their count with them', async () => {
     await manual()
     assert.equal((await project.key.get('/exceptions')).body.total, 1)
     assert.equal((await app.admin.delete(`/projects/${project.id}?force=true`)).status, 204)
     assert.deepEqual(
-      await rows(`select 1 from row_counts where table_name = 'exceptions' and scope = $1`, [project.id]),
+      await app.rows(`select 1 from row_counts where table_name = 'exceptions' and scope = $1`, [project.id]),
       [],
     )
   })

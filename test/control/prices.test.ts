@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict'
 import { recordUsage } from '#control/usage/meter.ts'
 import { voidStatement } from '#core/db/sql.ts'
-import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { type Client, eventually, startApp, type TestProject } from '../support/app.ts'
 import { runWeb } from '../support/hosts.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { usageOf, useOf } from './usage-support.ts'
 
 const PAST = '2020-01-01T00:00:00.000Z'
@@ -18,14 +20,10 @@ const row = (fields: object = {}) => ({
 })
 
 describe('prices', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let project: TestProject
   let model = ''
   let counter = 0
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.projectWith(['projects:*', 'ai-providers:*', 'usage:*', 'tools:*', 'agents:*', 'activity:*'])
     model = `model-${++counter}`
@@ -42,15 +40,15 @@ describe('prices', () => {
     return body.error.meta
   }
   const provider = async () => {
-    const made = await app.admin.post('/ai-providers', {
-      project_id: project.id,
-      name: 'ours',
-      provider: 'custom',
-      default_model: 'm',
-      base_url: 'http://127.0.0.1:9/v1',
-    })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body.id as string
+    return (
+      await createdBy(app.admin, '/ai-providers', {
+        project_id: project.id,
+        name: 'ours',
+        provider: 'custom',
+        default_model: 'm',
+        base_url: 'http://127.0.0.1:9/v1',
+      })
+    ).id as string
   }
   /** The event of a use of 1,000 tokens in and 500 out. */
   const used = async (fields: object = {}) => {
@@ -126,7 +124,7 @@ describe('prices', () => {
     )
   })
 
-  it('dated back for what is priced already are refused, with all of their request', async () => {
+  it('dated before usage that is priced already are refused, with all of their request', async () => {
     ok(await own([row({ model })]))
     const other = row({ model: `${model}-other` })
     for (const again of [row({ model }), row({ model, effective_from: new Date().toISOString() })])
@@ -148,14 +146,14 @@ describe('prices', () => {
     assert.equal((await other.key.delete(`/projects/${other.id}/prices/${now.id}`)).status, 404)
   })
 
-  it('of many first ones at once, dated differently, are one', async () => {
+  it('created first by concurrent requests with different dates are one', async () => {
     const replies = await Promise.all(
       Array.from({ length: 8 }, (_, n) => own([row({ model, effective_from: `2020-01-0${n + 1}T00:00:00Z` })])),
     )
     assert.deepEqual(replies.map(({ status }) => status).sort(), [200, ...Array(7).fill(400)])
   })
 
-  it('of cached tokens are those of input where there are none, of the narrowest scope', async () => {
+  it('of cached tokens fall back to the price of input, in the narrowest scope', async () => {
     ok(await global([row({ model, unit_price: 1 }), row({ model, component: 'cache_write_tokens', unit_price: 5 })]))
     const cached = (component: string) => ({ component, quantity: 1, unit: 'token', billable: true })
     const components = [
@@ -168,7 +166,7 @@ describe('prices', () => {
     assert.equal(event.tokens, 1)
   })
 
-  it('of parts of tokens are those of the whole where there are none', async () => {
+  it('of parts of tokens fall back to the price of the whole', async () => {
     const price = (component: string, unit_price: number) => row({ model, component, unit_price })
     ok(await own([price('input_tokens', 1e-6), price('cache_write_tokens', 2e-6), price('output_tokens', 4e-6)]))
     const component = (name: string) => ({ component: name, quantity: 1000, unit: 'token', billable: true })
@@ -179,7 +177,7 @@ describe('prices', () => {
       parts.map(name => priced.get(name)),
       [2e-6, 1e-6, 1e-6, 4e-6],
     )
-    // Cache writes do not count, nor does what is no token.
+    // Cache writes do not count, nor does units other than tokens.
     assert.equal(Number(event.tokens), 3000)
   })
 
@@ -277,7 +275,7 @@ describe('prices', () => {
     refused(await own(resource(`srn:${other.id}:tool:tool_1`)))
   })
 
-  it('of a project are read one by one, and not those of others', async () => {
+  it('of a project are read one by one, without prices of other projects', async () => {
     const providerId = await provider()
     const priced = {
       prices: [{ model, component: 'input_tokens', unit: 'token', unit_price: 1, effective_from: PAST }],
@@ -337,13 +335,9 @@ describe('prices', () => {
 })
 
 describe('usage', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ env: { USAGE_REQUEST_FLUSH_INTERVAL_MS: '200' } })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startApp({ env: { USAGE_REQUEST_FLUSH_INTERVAL_MS: '200' } }))
 
-  it('is written once under its key, also by two at once', async () => {
+  it('is written once under its key, also by two concurrent writers', async () => {
     const { id } = await app.project()
     const draft = useOf(id)
     await Promise.all([recordUsage(app.services, [draft]), recordUsage(app.services, [draft])])
@@ -351,7 +345,7 @@ describe('usage', () => {
     assert.equal((await usageOf(app, id)).length, 1)
   })
 
-  it('goes with the transaction of the work that it is part of', async () => {
+  it('is committed or rolled back with the work that it is part of', async () => {
     const { id } = await app.project()
     const failing = app.services.write(async tx => {
       await recordUsage(app.services, [useOf(id)], tx)

@@ -3,11 +3,12 @@ import { type ChildProcess, spawn } from 'node:child_process'
 import { createInterface } from 'node:readline'
 import { after, before, describe, it } from 'mocha'
 import { sql } from '#core/db/sql.ts'
-import { type Client, client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, client, eventually, startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('requests quotas over several web processes', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   const children: ChildProcess[] = []
   const urls: string[] = []
 
@@ -28,7 +29,6 @@ describe('requests quotas over several web processes', () => {
   }
 
   before(async () => {
-    app = await startApp()
     urls.push(...(await Promise.all([startProcess(app.databaseUrl), startProcess(app.databaseUrl)])))
   })
   after(async () => {
@@ -39,13 +39,12 @@ describe('requests quotas over several web processes', () => {
         return ended
       }),
     )
-    await app.close()
   })
 
   const capped = async (limit: number) => {
     const project = await app.project()
     const clients = urls.map(url => client(url, project.key.token))
-    // Both processes know the project without quotas before it gets one.
+    // Both processes have cached the project without quotas before it gets one.
     for (const each of clients) assert.equal((await each.get('/quotas')).status, 200)
     const { body } = await app.admin.post('/quotas', {
       project_id: project.id,
@@ -79,7 +78,7 @@ describe('requests quotas over several web processes', () => {
     assert.equal(fired, 1)
   })
 
-  it('several quotas counted by both processes at once stay exact', async () => {
+  it('several quotas counted by both processes concurrently stay exact', async () => {
     const [first, second] = [await capped(20), await capped(30)]
     for (const { project } of [first, second])
       await app.admin.post('/quotas', {
@@ -96,9 +95,9 @@ describe('requests quotas over several web processes', () => {
     assert.equal(two.filter(({ status }) => status === 200).length, 30)
   })
 
-  it('a quota made in one process binds the other within moments, and a deleted one lets go', async () => {
+  it('a quota made in one process binds the other within moments, and a deleted one stops binding', async () => {
     const { clients, id } = await capped(1)
-    // Told, that is: without a word a process keeps what it knows for five seconds.
+    // By notification: without it a process caches quotas for five seconds.
     const told = { within: 4000 }
     await eventually(async () => (await clients[0].get('/quotas')).status === 429, told)
     assert.equal((await clients[1].get('/quotas')).status, 429)

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { after, before, describe, it } from 'mocha'
+import { describe, it } from 'mocha'
 import { openRequestQuotas } from '#control/quotas/requests.ts'
 import { manualClock } from '#core/base/clock.ts'
 import { sql } from '#core/db/sql.ts'
@@ -7,17 +7,14 @@ import type { Caller } from '#core/iam/caller.ts'
 import { workForConcerns } from '#core/modules/module.ts'
 import { openServices } from '#core/services/lifecycle.ts'
 import { retentionSweepQueue } from '#core/work/sweeps.ts'
-import { client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { client, eventually, type Reply, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('quotas', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ clock, workers: ['snapshot'] }))
   // Fixed inside a minute, an hour, a day and a month.
   const clock = manualClock(new Date('2026-07-07T12:31:20.500Z'))
-  before(async () => {
-    app = await startApp({ clock, workers: ['snapshot'] })
-  })
-  after(() => app.close())
 
   const requestsQuota = (project: { id: string }, fields: object = {}) =>
     app.admin.post('/quotas', {
@@ -171,7 +168,7 @@ describe('quotas', () => {
       assert.equal((await requestsQuota(project, { scope: 'api_key' })).status, 201)
     })
 
-    it('answers 409 for a second quota of the same identity, and 201 for one of two at once', async () => {
+    it('answers 409 for a second quota of the same identity, and 201 for one of two concurrent creates', async () => {
       const project = await app.project()
       const replies = await times(2, () => requestsQuota(project))
       assert.deepEqual(statuses(replies), { 201: 1, 409: 1 })
@@ -216,7 +213,7 @@ describe('quotas', () => {
       assert.equal((await app.admin.delete(`/quotas/${made.body.id}`)).status, 204)
     })
 
-    it('refuses to change what is fixed, and changes nothing then', async () => {
+    it('refuses to change fixed fields, and changes nothing then', async () => {
       const project = await app.project()
       const { body } = await requestsQuota(project)
       for (const patch of [
@@ -239,7 +236,7 @@ describe('quotas', () => {
       assert.deepEqual((await app.admin.get(`/quotas/${body.id}`)).body, body)
     })
 
-    it('stays as it is at a change without fields, which is no event', async () => {
+    it('is unchanged by a change without fields, which emits no event', async () => {
       const project = await app.project()
       const { body } = await requestsQuota(project)
       const unchanged = await app.admin.patch(`/quotas/${body.id}`, {})
@@ -285,7 +282,7 @@ describe('quotas', () => {
       assert.equal((await stranger.get(`/quotas/${body.id}`)).status, 403)
     })
 
-    it('may be named by a policy although no route asks for MonitorBreach', async () => {
+    it('may be named by a policy although no route requires MonitorBreach', async () => {
       const document = { statement: [{ effect: 'Allow', action: ['quotas:MonitorBreach'], resource: ['*'] }] }
       assert.equal((await app.admin.post('/policies', { document })).status, 201)
     })
@@ -400,7 +397,7 @@ describe('quotas', () => {
       assert.equal((await project.key.get('/quotas')).status, 200)
     })
 
-    it('binds from the answer of the create on and lets go with the answer of the delete', async () => {
+    it('binds from the answer of the create on until the answer of the delete', async () => {
       const project = await app.project()
       assert.equal((await project.key.get('/quotas')).status, 200)
       const { body } = await requestsQuota(project, { limit: 1 })
@@ -443,7 +440,7 @@ describe('quotas', () => {
       }
     })
 
-    it('asks the database while notifications cannot arrive', async () => {
+    it('queries the database while notifications cannot arrive', async () => {
       const deaf = {
         ...app.services,
         state: new Map(),
@@ -454,7 +451,7 @@ describe('quotas', () => {
         const caller = { credential: { id: 'key_of_nobody' } } as Caller
         const project = await app.project()
         await quotas.count(caller, project.id)
-        // A change that announces nothing, as one that is made while the connection is down.
+        // A change that announces nothing, as a change made while the connection is down.
         await app.services.pool.query(sql.unsafe`
           insert into quotas (id, project_id, scope, metric, "window", "limit", mode)
           values ('quota_0000000000000000000000silent', ${project.id}, 'project', 'requests', 'rolling_1h', 1, 'enforce')`)
@@ -543,7 +540,7 @@ describe('quotas', () => {
       assert.equal((await events(project.id, 'quota.exceeded')).length, 1)
     })
 
-    it('warns once per window and fraction with the record and what was observed', async () => {
+    it('warns once per window and fraction with the record and the observed value', async () => {
       const project = await app.project()
       const { body } = await requestsQuota(project, { limit: 10, warn_at: [0.8, 0.5] })
       await times(4, () => project.key.get('/quotas'))
@@ -575,7 +572,7 @@ describe('quotas', () => {
   })
 
   describe('entity tags', () => {
-    it('stand for the settings: counting neither fails an If-Match nor hides behind a 304', async () => {
+    it('follow the settings: counting neither fails an If-Match nor is hidden by a 304', async () => {
       const project = await app.project()
       const { body } = await requestsQuota(project, { limit: 100 })
       const tag = (await project.key.get(`/quotas/${body.id}`)).headers.get('etag') as string

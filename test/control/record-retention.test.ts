@@ -1,10 +1,11 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '#core/db/sql.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 const ACTIONS = [
   'agents:CreateAgentGeneration',
@@ -19,7 +20,7 @@ const ACTIONS = [
 
 describe('records', function () {
   this.timeout(90_000)
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ actions: ACTIONS }))
   const processes: TestProcess[] = []
 
   const sweeper = async (env: Record<string, string> = {}) => {
@@ -29,13 +30,10 @@ describe('records', function () {
     return made
   }
   const steady = steadyWorkers()
-  /** One that comes to no harm. */
+  /** A project that must not change. */
   const steadySweeper = async (concerns = ['snapshot']) => {
     await steady.start(app.databaseUrl, { CONTENT_RETENTION_SWEEP_INTERVAL_MS: '1000' }, concerns)
   }
-  const run = async (text: string, values: unknown[] = []): Promise<any[]> => [
-    ...(await app.services.pool.query(rawQuery(text, values))).rows,
-  ]
   const project = async (fields: object) => {
     const reply = await app.admin.patch(`/projects/${app.projectId}`, fields)
     assert.equal(reply.status, 200, JSON.stringify(reply.body))
@@ -48,10 +46,6 @@ describe('records', function () {
   const status = async (path: string): Promise<number> => (await app.key.get(path)).status
   /** Waits until something is gone. */
   const gone = (path: string) => eventually(async () => (await status(path)) === 404, { what: `end of ${path}` })
-
-  before(async () => {
-    app = await startAgentApp({ actions: ACTIONS })
-  })
   afterEach(async () => {
     await steady.stop()
     await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
@@ -63,35 +57,31 @@ describe('records', function () {
       content_hold_until: null,
     })
   })
-  after(() => app?.close())
 
   describe('of traces', () => {
-    const turn = async (more: object = {}, agent = app.agentId) => {
-      const reply = await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'hello', ...more })
-      assert.equal(reply.status, 200, JSON.stringify(reply.body))
-      return reply.body
-    }
+    const turn = (more: object = {}, agent = app.agentId) =>
+      createdBy(app.key, `/agents/${agent}/generate?wait=true`, { prompt: 'hello', ...more }, 200)
     /** As if turns had been made three days ago. */
     const age = (...ids: string[]) =>
-      run(
+      app.rows(
         `with g as (update generations set created_at = created_at - interval '3 days',
            last_activity_at = last_activity_at - interval '3 days' where id = any($1::text[]) returning trace_id)
          update traces t set created_at = t.created_at - interval '3 days' from g where t.id = g.trace_id`,
         [ids],
       )
 
-    it('go with their generations after the days of their project, and are counted', async () => {
+    it('are deleted with their generations after the days of their project, and are counted', async () => {
       const known = (await audits('traces:ExpireTraces')).length
       const [old, young, half] = [await turn(), await turn(), await turn()]
       const later = await turn({ trace_id: half.trace_id })
       const [root, child] = [await turn(), await turn()]
-      await run('update traces set parent_trace_id = $1, root_trace_id = $1 where id = $2', [
+      await app.rows('update traces set parent_trace_id = $1, root_trace_id = $1 where id = $2', [
         root.trace_id,
         child.trace_id,
       ])
       await age(old.id, half.id, root.id)
       await eventually(
-        async () => (await run('select from files where path like $1', [`%${old.trace_id}%`])).length === 1,
+        async () => (await app.rows('select from files where path like $1', [`%${old.trace_id}%`])).length === 1,
       )
       await steadySweeper()
       await project({ trace_retention_days: 1 })
@@ -103,15 +93,15 @@ describe('records', function () {
         assert.equal(body.content_redacted_at, null)
       }
       for (const table of ['generation_steps', 'generation_journal'])
-        assert.deepEqual(await run(`select from ${table} where generation_id = $1`, [old.id]), [])
-      assert.deepEqual(await run('select from files where path like $1', [`%${old.trace_id}%`]), [])
+        assert.deepEqual(await app.rows(`select from ${table} where generation_id = $1`, [old.id]), [])
+      assert.deepEqual(await app.rows('select from files where path like $1', [`%${old.trace_id}%`]), [])
       const [entry, ...more] = await audits('traces:ExpireTraces')
       assert.equal(more.length, known)
       assert.deepEqual([entry.principal_type, entry.resource_public_id], [null, app.projectId])
       const { kind, before, counts } = entry.detail
       assert.deepEqual([kind, counts.traces, counts.generations, counts.trace_files], ['retention_sweep', 1, 1, 1])
       assert.ok(Date.now() - Date.parse(before) >= 86_400_000)
-      // What it used is still to be paid for, and the list counts what is there.
+      // Its usage is still to be paid for, and the list counts existing records.
       assert.equal((await app.key.get(`/usage/events?generation_id=${old.id}`)).body.total, 1)
       assert.equal((await app.key.get('/generations')).body.total, 5)
       assert.equal((await app.key.get('/traces')).body.total, 4)
@@ -121,7 +111,7 @@ describe('records', function () {
       assert.equal(await status(`/traces/${child.trace_id}`), 404)
     })
 
-    it('stay while a turn runs, an approval waits, a chain goes on, or a legal hold is on', async () => {
+    it('stay while a turn runs, an approval waits, a chain continues, or a legal hold is on', async () => {
       const double = client(app.double)
       await double.put('slow', { rules: [{ reply: { text: 'x', gate: 'slow' } }] })
       const slow = await app.agent({ model: 'slow/m' })
@@ -129,12 +119,12 @@ describe('records', function () {
       const running = { id: asked.generation_id, trace_id: asked.trace_id }
       await eventually(async () => ((await double.gate('slow'))?.waiting ?? 0) > 0)
       const [awaited, chained, plain] = [await turn(), await turn(), await turn()]
-      await run(
+      await app.rows(
         `insert into approvals (id, project_id, origin, generation_id, expires_at)
          values ('approval_1', $1, 'tool_call', $2, now() + interval '1 day')`,
         [app.projectId, awaited.id],
       )
-      await run(
+      await app.rows(
         `with chain as (
            insert into chains (id, project_id, agent_id, root_generation_id, "limit", limit_source, last_generation_at)
            values ('chain_1', $1, $2, $3, 9, 'platform', now()) returning id)
@@ -147,7 +137,7 @@ describe('records', function () {
       const other = await app.project()
       await app.admin.patch(`/projects/${other.id}`, { trace_retention_days: 1 })
       const old = `insert into traces (id, project_id, agent_id, created_at) values ($1, $2, $3, now() - interval '3 days')`
-      await run(old, ['trace_0000000000000000000000000a', other.id, app.agentId])
+      await app.rows(old, ['trace_0000000000000000000000000a', other.id, app.agentId])
       await steadySweeper()
       await eventually(async () => (await app.admin.get('/traces/trace_0000000000000000000000000a')).status === 404)
       assert.equal(await status(`/traces/${plain.trace_id}`), 200)
@@ -158,8 +148,8 @@ describe('records', function () {
         assert.equal(await status(`/traces/${trace_id}`), 200)
         assert.equal((await app.key.get(`/generations/${id}`)).body.content_redacted_at, null)
       }
-      await run(`update approvals set status = 'rejected'`)
-      await run(`update chains set last_generation_at = now() - interval '2 days'`)
+      await app.rows(`update approvals set status = 'rejected'`)
+      await app.rows(`update chains set last_generation_at = now() - interval '2 days'`)
       await double.read('POST', '/control/gates/slow/open')
       await gone(`/traces/${awaited.trace_id}`)
       await gone(`/traces/${chained.trace_id}`)
@@ -178,13 +168,13 @@ describe('records', function () {
     }
     /** As if nothing had happened in conversations for three days. */
     const age = (...ids: string[]) =>
-      run(
+      app.rows(
         `update conversations set created_at = created_at - interval '3 days', updated_at = updated_at - interval '3 days'
          where id = any($1::text[])`,
         [ids],
       )
 
-    it('go with their sessions and messages after the days of their project, and are counted', async () => {
+    it('are deleted with their sessions and messages after the days of their project, and are counted', async () => {
       const action = 'conversations:ExpireConversations'
       const totals = () => Promise.all(['conversations', 'sessions', 'messages'].map(what => counted(action, what)))
       const before = await totals()
@@ -230,7 +220,7 @@ describe('records', function () {
       await eventually(async () => ((await double.gate('held'))?.waiting ?? 0) > 0)
       const answered = await app.key.post(`/sessions/${awaited.id}/generate?wait=true`, {})
       assert.equal(answered.status, 200, JSON.stringify(answered.body))
-      await run(
+      await app.rows(
         `insert into approvals (id, project_id, origin, generation_id, expires_at)
          values ('approval_2', $1, 'tool_call', $2, now() + interval '1 day')`,
         [app.projectId, answered.body.generation_id],
@@ -251,7 +241,7 @@ describe('records', function () {
       await project({ content_hold_until: null })
       await gone(`/sessions/${plain.id}`)
       for (const { id } of [running, awaited]) assert.equal(await status(`/sessions/${id}`), 200)
-      await run(`update approvals set status = 'rejected'`)
+      await app.rows(`update approvals set status = 'rejected'`)
       await gone(`/sessions/${awaited.id}`)
       await double.read('POST', '/control/gates/held/open')
       // Its reply was something that happened.
@@ -279,14 +269,14 @@ describe('records', function () {
     }
     /** As if runs had been made and ended three days ago. */
     const age = (...ids: string[]) =>
-      run(
+      app.rows(
         `update orchestration_runs set created_at = created_at - interval '3 days',
            completed_at = completed_at - interval '3 days' where id = any($1::text[])`,
         [ids],
       )
     const has = async (id: string) => (await app.admin.get(`/orchestration-runs/${id}`)).status === 200
 
-    it('go with their nodes and nested runs once all have ended, and stay under a hold or while a retry is young', async () => {
+    it('are deleted with their nodes and nested runs once all have ended, and stay under a hold or while a retry is young', async () => {
       await steadySweeper(['orchestration'])
       const [old, young, live, retried, retry, parent, child] = [
         await started(),
@@ -298,42 +288,45 @@ describe('records', function () {
         await started(),
       ]
       await age(old, live, retried, parent, child)
-      await run('update orchestration_runs set retry_of_run_id = $1 where id = $2', [retried, retry])
-      await run('update orchestration_runs set parent_id = $1, root_id = $1, run_depth = 1 where id = $2', [
+      await app.rows('update orchestration_runs set retry_of_run_id = $1 where id = $2', [retried, retry])
+      await app.rows('update orchestration_runs set parent_id = $1, root_id = $1, run_depth = 1 where id = $2', [
         parent,
         child,
       ])
-      await run(`update orchestration_runs set status = 'awaiting_input', completed_at = null where id = any($1)`, [
-        [live, child],
-      ])
+      await app.rows(
+        `update orchestration_runs set status = 'awaiting_input', completed_at = null where id = any($1)`,
+        [[live, child]],
+      )
       await project({ run_retention_days: 1, content_hold_until: new Date(Date.now() + 3_600_000).toISOString() })
       const other = await app.project()
       await app.admin.patch(`/projects/${other.id}`, { run_retention_days: 1 })
       const free = `${old.slice(0, -1)}_`
-      await run(
+      await app.rows(
         `insert into orchestration_runs select (jsonb_populate_record(r, jsonb_build_object('id', $2::text, 'root_id', $2::text, 'project_id', $3::text))).*
          from orchestration_runs r where id = $1`,
         [old, free, other.id],
       )
       await steadySweeper()
-      await eventually(async () => (await run('select from orchestration_runs where id = $1', [free])).length === 0)
+      await eventually(
+        async () => (await app.rows('select from orchestration_runs where id = $1', [free])).length === 0,
+      )
       assert.ok(await has(old))
 
       await project({ content_hold_until: null })
       await eventually(async () => !(await has(old)))
-      assert.deepEqual(await run('select from orchestration_node_executions where run_id = $1', [old]), [])
+      assert.deepEqual(await app.rows('select from orchestration_node_executions where run_id = $1', [old]), [])
       for (const id of [young, live, retried, retry, parent, child]) assert.ok(await has(id), id)
       const [{ detail }] = await audits('orchestrations:ExpireRuns')
       assert.deepEqual([detail.kind, detail.counts], ['retention_sweep', { runs: 1, node_executions: 1 }])
 
       await age(retry)
-      await run(
+      await app.rows(
         `update orchestration_runs set status = 'cancelled', completed_at = now() - interval '3 days' where id = $1`,
         [child],
       )
       for (const id of [retried, retry, parent, child]) await eventually(async () => !(await has(id)))
       for (const id of [young, live]) assert.ok(await has(id), id)
-      await run(`update orchestration_runs set status = 'cancelled', completed_at = now() where id = $1`, [live])
+      await app.rows(`update orchestration_runs set status = 'cancelled', completed_at = now() where id = $1`, [live])
     })
   })
 
@@ -341,17 +334,17 @@ describe('records', function () {
     const other = await app.project()
     await app.admin.patch(`/projects/${other.id}`, { conversation_retention_days: 1 })
     const make = (count: number) =>
-      run(
+      app.rows(
         `insert into conversations (id, project_id, created_at, updated_at)
          select 'conv_' || md5(random()::text), $1, now() - interval '5 days', now() - interval '5 days'
          from generate_series(1, $2::int)`,
         [other.id, count],
       )
     // A fault that lets no conversation of the project go.
-    await run(
+    await app.rows(
       `create function refuse_delete() returns trigger language plpgsql as $$ begin raise exception 'refused'; end $$`,
     )
-    await run(
+    await app.rows(
       `create trigger refuse_delete before delete on conversations for each row
        when (old.project_id = '${other.id}') execute function refuse_delete()`,
     )
@@ -372,24 +365,24 @@ describe('records', function () {
     await eventually(async () => (await exceptions('open')).length === 1)
     const [{ kind, title }] = await exceptions('open')
     assert.deepEqual([kind, title.includes('150 expired records')], ['retention_backlog', true])
-    await run('drop trigger refuse_delete on conversations')
+    await app.rows('drop trigger refuse_delete on conversations')
     await eventually(async () => (await backlog()) === 0)
     assert.equal((await exceptions('resolved')).length, 1)
   })
 
   it('go page by page, each once, by workers that are killed and that work at the same time', async () => {
     const made = `'0' || lpad(n::text, 25, '0'), $1, now() - interval '5 days' + n * interval '1 s'`
-    await run(
+    await app.rows(
       `insert into traces (id, project_id, created_at, agent_id)
        select 'trace_' || ${made}, $2 from generate_series(1, 250) n`,
       [app.projectId, app.agentId],
     )
-    await run(
+    await app.rows(
       `insert into conversations (id, project_id, created_at, updated_at)
        select 'conv_' || ${made}, now() - interval '4 days' from generate_series(1, 250) n`,
       [app.projectId],
     )
-    const left = async (table: string) => (await run(`select from ${table} where id like '%\\_00000%'`)).length
+    const left = async (table: string) => (await app.rows(`select from ${table} where id like '%\\_00000%'`)).length
     const [traces, conversations] = ['traces:ExpireTraces', 'conversations:ExpireConversations']
     const before = [await counted(traces, 'traces'), await counted(conversations, 'conversations')]
     await project({ trace_retention_days: 1 })
@@ -410,7 +403,7 @@ describe('records', function () {
     const conversation = (await app.key.post('/conversations', {})).body.id as string
     const other = await app.project()
     const free = (await other.key.post('/conversations', {})).body.id as string
-    await run(
+    await app.rows(
       `update conversations set created_at = now() - interval '9 years', updated_at = now() - interval '9 years'`,
     )
     await app.admin.patch(`/projects/${other.id}`, { conversation_retention_days: 1 })
@@ -418,7 +411,7 @@ describe('records', function () {
     // Another duty of the same worker shows that it is at work.
     const actor = (await app.key.post('/actors', { name: 'Ann' })).body.id
     await app.key.post(`/actors/${actor}/purge-content`)
-    await eventually(async () => (await run('select from actor_purges')).length === 0)
+    await eventually(async () => (await app.rows('select from actor_purges')).length === 0)
     assert.equal((await other.key.get(`/conversations/${free}`)).status, 200)
     await off.kill()
     await steadySweeper()

@@ -1,12 +1,11 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '#core/db/sql.ts'
 import { contentSweepHandler } from '#execution/generations/erase/expire-content.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
-import { eventually, type Reply } from '../support/app.ts'
+import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { createdBy, refusalOf } from '../support/replies.ts'
 
-const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
 const SOON = { CONTENT_RETENTION_SWEEP_INTERVAL_MS: '1000' }
 
 describe('content', function () {
@@ -19,20 +18,14 @@ describe('content', function () {
     return made
   }
   const steady = steadyWorkers()
-  /** One that comes to no harm. */
+  /** A project that must not change. */
   const steadySweeper = (env: Record<string, string> = {}) =>
     steady.start(app.databaseUrl, { ...SOON, ...env }, ['snapshot'])
-  const run = async (text: string, values: unknown[] = []): Promise<any[]> => [
-    ...(await app.services.pool.query(rawQuery(text, values))).rows,
-  ]
-  const turn = async (more: object = {}) => {
-    const reply = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello', ...more })
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const turn = (more: object = {}) =>
+    createdBy(app.key, `/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello', ...more }, 200)
   /** As if a turn had been made days ago. */
   const age = (generationId: string, days: number) =>
-    run(
+    app.rows(
       `with g as (update generations set created_at = created_at - $2 * interval '1 day',
          last_activity_at = last_activity_at - $2 * interval '1 day' where id = $1 returning trace_id)
        update traces t set created_at = t.created_at - $2 * interval '1 day' from g where t.id = g.trace_id`,
@@ -68,7 +61,7 @@ describe('content', function () {
     await app.close()
   })
 
-  it('under a legal hold is erased by nobody, until the hold ends', async () => {
+  it('under a legal hold is never erased until the hold ends', async () => {
     const { id, trace_id } = await turn()
     await age(id, 3)
     const until = new Date(Date.now() + 3_600_000).toISOString()
@@ -83,13 +76,13 @@ describe('content', function () {
       await app.key.delete(`/generations/${id}/content`),
       await app.key.post(`/actors/${actor}/purge-content`),
     ]) {
-      assert.deepEqual(code(refused), [409, 'CONTENT_ON_HOLD'])
+      assert.deepEqual(refusalOf(refused), [409, 'CONTENT_ON_HOLD'])
       assert.equal(refused.body.error.meta.content_hold_until, until)
     }
     // A project without a hold shows that the sweep has been there.
     const other = await app.project()
     await app.admin.patch(`/projects/${other.id}`, { trace_content_retention_days: 1 })
-    await run(
+    await app.rows(
       `insert into traces (id, project_id, agent_id, created_at) values ('trace_0000000000000000000000000d', $1, $2, now() - interval '3 days')`,
       [other.id, app.agentId],
     )
@@ -156,7 +149,7 @@ describe('content', function () {
   it('of a project is erased in one sweep, however much it is, in turn with other projects', async () => {
     const [first, second] = [await app.project(), await app.project()].sort((x, y) => (x.id < y.id ? -1 : 1))
     const traces = (projectId: string, count: number) =>
-      run(
+      app.rows(
         `insert into traces (id, project_id, agent_id, created_at)
          select 'trace_' || $1 || n, $1, $2, now() - interval '400 days' + n * interval '1 s' from generate_series(1, $3::int) n`,
         [projectId, app.agentId, count],
@@ -165,7 +158,7 @@ describe('content', function () {
     await traces(second.id, 1)
     for (const { id } of [first, second]) await app.admin.patch(`/projects/${id}`, { trace_content_retention_days: 1 })
     const erased = async ({ id }: { id: string }) =>
-      run(
+      app.rows(
         'select max(content_redacted_at) as last, count(*)::int as count from traces where project_id = $1 and content_redacted_at is not null',
         [id],
       )
@@ -183,31 +176,31 @@ describe('content', function () {
     // Another duty of the same worker shows that it is at work.
     const actor = (await app.key.post('/actors', { name: 'Ann' })).body.id
     await app.key.post(`/actors/${actor}/purge-content`)
-    await eventually(async () => (await run('select from actor_purges')).length === 0)
+    await eventually(async () => (await app.rows('select from actor_purges')).length === 0)
     assert.equal((await trace(trace_id)).content_redacted_at, null)
     await off.kill()
   })
 
   it('is erased once by workers that are killed and that work at the same time', async () => {
-    await run(
+    await app.rows(
       `insert into traces (id, project_id, agent_id, created_at)
        select 'trace_' || lpad(n::text, 26, '0'), $1, $2, now() - interval '5 days' + n * interval '1 s'
        from generate_series(1, 250) n`,
       [app.projectId, app.agentId],
     )
-    const left = async () => (await run('select id from traces where content_redacted_at is null')).length
+    const left = async () => (await app.rows('select id from traces where content_redacted_at is null')).length
     await project({ trace_content_retention_days: 1 })
     const first = await sweeper({ FAULT_POINTS: 'content_expired=kill' })
     assert.equal((await first.exited).signal, 'SIGKILL')
     assert.equal(await left(), 150)
     await Promise.all([steadySweeper(), steadySweeper()])
     await eventually(async () => (await left()) === 0)
-    const entries = await run(
+    const entries = await app.rows(
       `select resource_public_id as id from audit_entries where detail ->> 'kind' = 'retention_sweep'`,
     )
     assert.equal(new Set(entries.map(({ id }) => id)).size, 250)
     assert.equal(entries.length, 250)
-    assert.equal((await run(`select from events where name = 'traces.content_purged'`)).length, 250)
+    assert.equal((await app.rows(`select from events where name = 'traces.content_purged'`)).length, 250)
   })
 
   it('of projects whose retention ends before all time stays, and holds up no other', async () => {

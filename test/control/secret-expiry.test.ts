@@ -1,28 +1,23 @@
 import assert from 'node:assert/strict'
 import { reportExpiring } from '#control/exceptions/secret-expiry.ts'
 import { retentionSweepQueue } from '#core/work/sweeps.ts'
-import { eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { eventually, startApp, type TestProject } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 const DAY_MS = 86_400_000
 const inDays = (days: number): string => new Date(Date.now() + days * DAY_MS).toISOString()
 
 describe('secrets that expire', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ workers: ['delivery', 'snapshot'] }))
   let project: TestProject
-  before(async () => {
-    app = await startApp({ workers: ['delivery', 'snapshot'] })
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.projectWith(['secrets:*', 'exceptions:*'])
   })
 
-  const secret = async (expires_at: string | null, name = 'key of the bank') => {
-    const reply = await project.key.post('/secrets', { name, value: 'v', expires_at })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const secret = (expires_at: string | null, name = 'key of the bank') =>
+    createdBy(project.key, '/secrets', { name, value: 'v', expires_at })
   const items = async (query = '') => (await project.key.get(`/exceptions?kind=secret_expiring${query}`)).body.data
   /** Items, once they were counted so often together. */
   const occurrences = (count: number) =>
@@ -51,7 +46,7 @@ describe('secrets that expire', () => {
     )
   })
 
-  it('are reported 14 days ahead, once for each date, however often and by how many it is looked for', async () => {
+  it('are reported 14 days ahead, once for each date, however many sweeps find them', async () => {
     const soon = await secret(inDays(13))
     await secret(inDays(15), 'later')
     await secret(null, 'never')
@@ -85,7 +80,7 @@ describe('secrets that expire', () => {
     assert.equal(expired.detail.secret_id, soon.id)
   })
 
-  it('are looked for by a sweep of the worker', async () => {
+  it('are found by a sweep of the worker', async () => {
     await secret(inDays(1))
     await app.services.write(async tx => tx.send(retentionSweepQueue, { sweep: 'expiring secrets' }))
     assert.equal((await occurrences(1)).length, 1)

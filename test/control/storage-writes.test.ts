@@ -1,17 +1,19 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { formOf, sendForm, upload } from '../content/file-support.ts'
-import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, type Reply, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('writes under a storage quota', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let project: { id: string; key: Client; keyId: string }
   const eleven = 'x'.repeat(11)
   const ten = 'x'.repeat(10)
   const base64 = (text: string) => Buffer.from(text).toString('base64')
   const run = (text: string, values: unknown[] = []) => app.services.pool.query(rawQuery(text, values))
-  const limit = async (fields: object = {}) => {
-    const made = await app.admin.post('/quotas', {
+  const limit = (fields: object = {}) =>
+    createdBy(app.admin, '/quotas', {
       project_id: project.id,
       scope: 'project',
       metric: 'storage_bytes',
@@ -19,9 +21,6 @@ describe('writes under a storage quota', () => {
       limit: 10,
       ...fields,
     })
-    assert.equal(made.status, 201)
-    return made.body
-  }
   /** The project as a snapshot of today found it. */
   const measured = (bytes: number) =>
     run(
@@ -54,11 +53,6 @@ describe('writes under a storage quota', () => {
     (await project.key.get('/files')).body.total,
     (await project.key.get('/documents')).body.total,
   ]
-
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.project()
   })
@@ -85,7 +79,7 @@ describe('writes under a storage quota', () => {
       refused(await write('x'), quota, name === 'POST /files' || name === 'POST /documents' ? 12 : 11)
     })
 
-    it(`${name} passes a monitored limit, which tells of it once`, async () => {
+    it(`${name} passes a monitored limit, which emits one event`, async () => {
       await limit({ mode: 'monitor' })
       assert.equal((await write(eleven)).status, 201)
       const entries = async () =>
@@ -156,7 +150,7 @@ describe('writes under a storage quota', () => {
     assert.equal((await project.key.delete(`/files/${file.id}`)).status, 204)
   })
 
-  it('asks nothing of a project that is known to have no such quota', async () => {
+  it('queries nothing for a project that is cached as having no quota', async () => {
     const asked = () => app.statements.filter(text => text.includes(`'storage_bytes'`)).length
     await eventually(async () => {
       const before = asked()
@@ -165,7 +159,7 @@ describe('writes under a storage quota', () => {
     })
   })
 
-  it('holds a burst of writes that breach, each refused and told of once', async () => {
+  it('refuses a burst of writes that breach, and reports each once', async () => {
     const quota = await limit()
     await measured(5)
     const replies = await Promise.all(

@@ -9,6 +9,7 @@ import { openServices } from '#core/services/lifecycle.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { loadBeside } from '../support/modules.ts'
+import { createdBy } from '../support/replies.ts'
 import { usageOf } from './usage-support.ts'
 
 const DAY_MS = 86_400_000
@@ -26,15 +27,13 @@ const extensions = [footprints.with(breaking)]
 describe('storage', () => {
   let app: TestApp
   const clock = manualClock(new Date('2026-07-07T12:31:20.500Z'))
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const run = (text: string, values: unknown[] = []) => app.services.pool.query(rawQuery(text, values))
   const snapshots = (projectId: string) =>
-    rows('select day, bytes, chunk_count from storage_snapshots where project_id = $1 order by day', [projectId])
+    app.rows('select day, bytes, chunk_count from storage_snapshots where project_id = $1 order by day', [projectId])
   const events = async (projectId: string, name: string): Promise<any[]> =>
     (await storedEvents(app.services.pool, { project: projectId, name })).map(({ envelope }) => envelope)
-  const limit = async (projectId: string, bytes: number, fields: object = {}) => {
-    const made = await app.admin.post('/quotas', {
+  const limit = (projectId: string, bytes: number, fields: object = {}) =>
+    createdBy(app.admin, '/quotas', {
       project_id: projectId,
       scope: 'project',
       metric: 'storage_bytes',
@@ -42,9 +41,6 @@ describe('storage', () => {
       limit: bytes,
       ...fields,
     })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body
-  }
   const stored = (projectId: string, bytes: number, day = '2026-07-07') =>
     run(
       `insert into storage_snapshots (project_id, day, bytes, chunk_count) values ($1, $2, $3, 0)
@@ -72,7 +68,7 @@ describe('storage', () => {
   })
 
   describe('checks', () => {
-    it('measure a project that was never metered by what it adds alone', async () => {
+    it('measure only the added bytes of a project that was never metered', async () => {
       const { id } = await app.project()
       const quota = await limit(id, 10)
       await check(id, 10)
@@ -131,7 +127,7 @@ describe('storage', () => {
       await eventually(async () => (await count(free)) === 0)
       await eventually(async () => (await count(capped)) === 1)
       assert.deepEqual(await Promise.all([count(free), count(free)]), [0, 0])
-      // A transaction that is open goes on alone: with one connection in all it would wait for itself for ever.
+      // A transaction that is open continues alone: with one connection in all it would wait for itself endlessly.
       const cramped = await openServices(
         { ...app.config, DATABASE_POOL_MAX: 2 },
         { log: app.services.log, role: 'web', clock },
@@ -145,7 +141,7 @@ describe('storage', () => {
   })
 
   describe('reports', () => {
-    it('tell a breach once per window although each is refused', async () => {
+    it('report a breach once per window although each is refused', async () => {
       const { id } = await app.project()
       const quota = await limit(id, 10)
       await stored(id, 5, '2026-07-06')
@@ -212,7 +208,7 @@ describe('storage', () => {
       assert.equal((await events(id, 'quota.exceeded')).length, 1)
     })
 
-    it('warn at the fractions asked for before the limit is reached', async () => {
+    it('warn at the requested fractions before the limit is reached', async () => {
       const { id } = await app.project()
       const quota = await limit(id, 100, { warn_at: [0.5, 0.8] })
       await check(id, 49)
@@ -305,7 +301,7 @@ describe('storage', () => {
            values ('chk_' || $2, 'doc_backing', $1, $2::int, 0, 3, $3, to_tsvector('simple', ''), 'simple')`,
           [id, index, content],
         )
-      const spaces = await rows(
+      const spaces = await app.rows(
         `insert into embedding_spaces (provider, model, dimensions, code_version)
          values ('local', 'a', 8, 1), ('local', 'b', 16, 1) returning id`,
       )
@@ -355,7 +351,7 @@ describe('storage', () => {
       assert.deepEqual(await usageOf(app, id), [])
     })
 
-    it('are taken anew of all, or of those that have none of the UTC day', async () => {
+    it('are taken again of all projects, or of projects without one of the UTC day', async () => {
       const { id } = await app.project()
       await snapshotProjects(app.services, { all: true })
       await file(id, 'later', 50)
@@ -414,13 +410,13 @@ describe('storage', () => {
       assert.deepEqual(await snapshotProjects(app.services, { all: true, stopping }), { measured: 0, failed: 0 })
     })
 
-    it('page through more projects than one look takes', async () => {
+    it('page through more projects than one query reads', async () => {
       await run(
         `insert into projects (id, name) select 'proj_' || lpad(n::text, 26, '0'), 'many ' || n from generate_series(1, 600) n`,
       )
       assert.ok((await snapshotProjects(app.services, { all: false })).measured >= 600)
       assert.deepEqual(
-        await rows(
+        await app.rows(
           `select count(*)::int as n from projects p
           where not exists (select 1 from storage_snapshots s where s.project_id = p.id and s.day = $1)`,
           [clock.now().toISOString().slice(0, 10)],
@@ -431,7 +427,7 @@ describe('storage', () => {
   })
 
   describe('a worker', () => {
-    it('measures every project when it starts, and looks every hour for what is missing', async () => {
+    it('measures every project when it starts, and checks every hour for missing snapshots', async () => {
       const { id } = await app.project()
       const other = await startApp({ databaseUrl: app.databaseUrl, clock, workers: ['snapshot'] })
       try {

@@ -7,16 +7,13 @@ import { handler } from '#core/work/handler.ts'
 import { claimMessages, scheduleRetry } from '#core/work/message-claims.ts'
 import { startWorkers } from '#core/work/worker.ts'
 import { turnQueue } from '#execution/generations/request/create.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 const MESSAGES = `/system/queues/${turnQueue.name}/messages`
 
 describe('the system', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
+  const app = forSuite(startApp)
   beforeEach(() =>
     app.services.pool.query(voidStatement`
       with gone as (delete from worker_heartbeats) delete from pgboss.job_common where name like ${`${turnQueue.name}%`}`),
@@ -192,7 +189,7 @@ describe('the system', () => {
     for (const secret of [app.config.JWT_SECRET, app.config.DATABASE_URL]) assert.ok(!all.includes(secret))
   })
 
-  it('is for admins', async () => {
+  it('is refused to callers who are no admins', async () => {
     const user = await app.user('reader', [{ statement: [{ effect: 'Allow', action: ['*'], resource: ['*'] }] }])
     for (const path of ['/system/status', '/system/settings', MESSAGES])
       assert.equal((await user.get(path)).status, 403)

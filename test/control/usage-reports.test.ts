@@ -1,14 +1,11 @@
 import assert from 'node:assert/strict'
-import { after, before, describe, it } from 'mocha'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { describe, it } from 'mocha'
+import { startApp, type TestProject } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { insertUsage, tokenUse } from '../support/usage.ts'
 
 describe('usage reports', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
+  const app = forSuite(startApp)
 
   /** A key that may only read reports. */
   const reader = () =>
@@ -107,7 +104,7 @@ describe('usage reports', () => {
     assert.deepEqual([status, body.points?.length], [200, 2], JSON.stringify(body))
   })
 
-  it('add up exactly what was used, with what each component came to', async () => {
+  it('add up exactly, with the sum of each component', async () => {
     const body = await aggregate(await filled())
     assert.deepEqual(body.totals, {
       cost_usd: 0.7000000001,
@@ -143,7 +140,7 @@ describe('usage reports', () => {
     })
   })
 
-  it('group by every dimension, the dearest first, what it does not apply to in a group of its own', async () => {
+  it('group by every dimension, the dearest first, with a separate group for usage without the dimension', async () => {
     const project = await filled()
     const of = async (group: string) => keyed(await aggregate(project, `group_by=${group}`))
     const models = await aggregate(project, 'group_by=model')
@@ -210,7 +207,7 @@ describe('usage reports', () => {
     assert.equal(await count('from=2026-07-03'), 0)
   })
 
-  it('refuse what they do not know, and answer nobody else', async () => {
+  it('refuse unknown dimensions, and answer no other caller', async () => {
     const project = await filled()
     for (const query of [
       'foo=1',
@@ -234,7 +231,7 @@ describe('usage reports', () => {
       assert.equal((await other.key.get(`/usage/${path}`)).status, 403, path)
   })
 
-  it('count what is different, whatever the page', async () => {
+  it('count the distinct values, whatever the page', async () => {
     const body = await aggregate(await filled(), 'group_by=session&include=distinct&limit=1')
     assert.equal(body.groups.total, 3)
     assert.equal(body.groups.data.length, 1)

@@ -2,8 +2,8 @@ import assert from 'node:assert/strict'
 import { sumsMatchEvents } from '#control/usage/rebuild.ts'
 import { rollUpUsage } from '#control/usage/roll-up.ts'
 import { systemClock } from '#core/base/clock.ts'
-import { rawQuery } from '#core/db/sql.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
+import { forSuite } from '../support/suite.ts'
 import { insertUsage, tokenUse } from '../support/usage.ts'
 
 const DAY_MS = 86_400_000
@@ -26,22 +26,16 @@ const GROUPS = [
 
 describe('the roll-up of usage', function () {
   this.timeout(120_000)
-  let app: AgentApp
-  /** Time of the application; null for the present. */
-  let time: Date | null = null
-  before(async () => {
-    app = await startAgentApp({
+  const app = forSuite(() =>
+    startAgentApp({
       env: { USAGE_ROLLUP_DAYS: '60' },
       actions: ['agents:*', 'usage:*', 'quotas:*', 'actors:*'],
       clock: { now: () => time ?? systemClock.now() },
-    })
-  })
-  after(() => app?.close())
-
-  const run = async (text: string, values: unknown[] = []): Promise<any[]> => [
-    ...(await app.services.pool.query(rawQuery(text, values))).rows,
-  ]
-  const rows = async () => (await run('select from usage_events')).length
+    }),
+  )
+  /** Time of the application; null for the present. */
+  let time: Date | null = null
+  const rows = async () => (await app.rows('select from usage_events')).length
   const rollUp = () => rollUpUsage(app.services, new AbortController().signal)
   const old = Math.floor((Date.now() - 90 * DAY_MS) / HOUR_MS) * HOUR_MS
 
@@ -150,7 +144,7 @@ describe('the roll-up of usage', function () {
     })
     assert.equal(quota.status, 201, JSON.stringify(quota.body))
     const spent = async () =>
-      run(
+      app.rows(
         'select scope, ref, sum(tokens) as tokens, sum(cost_usd) as cost, sum(metered) as metered from usage_sums group by 1, 2 order by 1, 2',
       )
     const receipt = async () => {
@@ -171,7 +165,7 @@ describe('the roll-up of usage', function () {
       ['draft', 25],
       ['send', 25],
     ])
-    // The sums can still be rebuilt from what is left.
+    // The sums can still be rebuilt from the remaining rows.
     assert.ok(
       await sumsMatchEvents(app.services.pool, {
         project_id: app.projectId,
@@ -183,7 +177,7 @@ describe('the roll-up of usage', function () {
     // Usage of a turn goes into the sums once its record is gone.
     await app.admin.patch(`/projects/${app.projectId}`, { trace_retention_days: 3650 })
     assert.equal(await rollUp(), 0)
-    await run('delete from generations where id = $1', [turn.id])
+    await app.rows('delete from generations where id = $1', [turn.id])
     const afterDeletion = await reports()
     assert.equal(await rollUp(), 2)
     assert.deepEqual(await reports(), afterDeletion)
@@ -243,7 +237,7 @@ describe('the roll-up of usage', function () {
     const limited = await measured()
     assert.equal(await isRefused(), true)
     // The usage is older than the last roll-up, which a sweep does not read again.
-    await run('delete from usage_roll_ups')
+    await app.rows('delete from usage_roll_ups')
     assert.ok((await rollUp()) > 400)
     assert.deepEqual(await measured(), limited)
     assert.equal(await isRefused(), true)

@@ -1,22 +1,19 @@
 import assert from 'node:assert/strict'
-import { after, before, describe, it } from 'mocha'
+import { describe, it } from 'mocha'
 import pg from 'pg'
 import { compactSums, pruneSums } from '#control/usage/sums.ts'
 import { sql } from '#core/db/sql.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster } from '../support/hosts.ts'
+import { forSuite } from '../support/suite.ts'
 import { insertUsage, tokenUse } from '../support/usage.ts'
 
 const HOUR_MS = 3_600_000
 
 describe('sums of usage', function () {
   this.timeout(60_000)
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
+  const app = forSuite(startApp)
 
   const rows = async (text: string, projectId: string): Promise<any[]> => {
     const client = new pg.Client(app.databaseUrl)
@@ -93,7 +90,7 @@ describe('sums of usage', function () {
     try {
       await client.query('begin')
       await insert('held')
-      // While that transaction is open nobody waits for it.
+      // While that transaction is open no caller waits for it.
       await Promise.all(Array.from({ length: 30 }, () => insertUsage(app, id, [tokenUse({ cost: 0.001 })])))
       assert.equal((await sums(id))[0].tokens, 30 * 150)
       await client.query('rollback')
@@ -161,7 +158,7 @@ describe('sums of usage', function () {
     assert.deepEqual(await shards('usage_sums', id), [-1])
     assert.deepEqual(await shards('usage_rollups', id), [-1])
     assert.deepEqual([await sums(id), await rolled(id)], before)
-    // What comes late is folded in the next time.
+    // A late use is folded in the next time.
     await insertUsage(app, id, [
       tokenUse({ cost: 0.1, input: 10, output: 0, agent_id: 'agent_1', model: 'm', provider: 'p', created_at: past }),
     ])
@@ -203,7 +200,7 @@ describe('sums of usage', function () {
     const broken = [await sums(id), await rolled(id)]
     assert.deepEqual(await reprocess('--dry-run'), { days: 2, wrong: 2, rebuilt: 0, dry_run: true })
     assert.deepEqual([await sums(id), await rolled(id)], broken)
-    // Beside a writer that is at work, which is waited for and counted once.
+    // Next to a writer that is at work, which is waited for and counted once.
     const writing = Promise.all(
       Array.from({ length: 20 }, () => insertUsage(app, id, [tokenUse({ cost: 1, agent_id: 'agent_2' })])),
     )
@@ -217,7 +214,7 @@ describe('sums of usage', function () {
     assert.deepEqual(await reprocess('--dry-run'), { days: 2, wrong: 0, rebuilt: 0, dry_run: true })
   })
 
-  it('go with their project', async () => {
+  it('sums of usage are deleted with their project', async () => {
     const { id } = await app.project()
     await insertUsage(app, id, [tokenUse({ cost: 1, agent_id: 'agent_1' })])
     assert.equal((await app.admin.delete(`/projects/${id}?force=true`)).status, 204)

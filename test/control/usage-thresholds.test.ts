@@ -3,29 +3,24 @@ import { recordUsage } from '#control/usage/meter.ts'
 import { rebuildSums } from '#control/usage/rebuild.ts'
 import { manualClock } from '#core/base/clock.ts'
 import { rawQuery } from '#core/db/sql.ts'
-import { eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { eventually, startApp, type TestProject } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { usageOf, useOf } from './usage-support.ts'
 
 const DAY_MS = 86_400_000
 
 describe('usage thresholds', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ workers: ['delivery'], clock }))
   let project: TestProject
   const clock = manualClock()
-  before(async () => {
-    app = await startApp({ workers: ['delivery'], clock })
-  })
-  after(() => app.close())
   beforeEach(async () => {
     clock.set(new Date())
     project = await app.projectWith(['usage:*', 'events:ListEvents', 'projects:ManageProjectPrices'])
   })
 
-  const made = async (fields: object): Promise<any> => {
-    const reply = await project.key.post('/usage/thresholds', { metric: 'tokens', window: 'calendar_month', ...fields })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (fields: object): Promise<any> =>
+    createdBy(project.key, '/usage/thresholds', { metric: 'tokens', window: 'calendar_month', ...fields })
   const use = (quantity: number) =>
     recordUsage(app.services, [
       useOf(project.id, { components: [{ component: 'input_tokens', quantity, unit: 'token', billable: true }] }),
@@ -47,7 +42,7 @@ describe('usage thresholds', () => {
     await eventually(async () => (await waits()) === 0)
   }
 
-  it('are at most 200 of a project, however many are made at once', async () => {
+  it('are at most 200 per project, under any number of concurrent creates', async () => {
     const more = () => project.key.post('/usage/thresholds', { metric: 'tokens', window: 'rolling_24h', threshold: 1 })
     for (let n = 0; n < 190; n += 38) await Promise.all(Array.from({ length: 38 }, more))
     const statuses = (await Promise.all(Array.from({ length: 20 }, more))).map(({ status }) => status)
@@ -55,7 +50,7 @@ describe('usage thresholds', () => {
     assert.equal((await more()).body.error.meta.problems[0].code, 'LIMIT_REACHED')
   })
 
-  it('are announced once a month, however many uses reach them at once', async () => {
+  it('are announced once a month, under any number of concurrent uses', async () => {
     const threshold = await made({ threshold: 100 })
     await use(99)
     assert.equal(await announced(), 0)
@@ -94,7 +89,7 @@ describe('usage thresholds', () => {
     assert.equal((await crossed())[0].window_key, null)
     await use(50)
     assert.equal(await announced(), 1)
-    // What was used is more than a day ago.
+    // The usage is more than a day ago.
     clock.advance(DAY_MS + 60_000)
     await use(1)
     assert.equal(await announced(), 1)
@@ -103,7 +98,7 @@ describe('usage thresholds', () => {
     await eventually(async () => (await crossed()).length === 2)
   })
 
-  it('of money compare what is priced, exactly', async () => {
+  it('of money compare priced usage, exactly', async () => {
     await made({ metric: 'cost_usd', threshold: 0.3 })
     const price = { provider: 'openai', model: 'gpt-test', component: 'input_tokens', unit: 'token', unit_price: 0.1 }
     const reply = await project.key.put(`/projects/${project.id}/prices`, {

@@ -9,21 +9,17 @@ import { pruneDeliveries } from '#control/webhooks/retention.ts'
 import { deleteOrphanedEnvelopes, insertDelivery, lockOrphanedEnvelopes } from '#control/webhooks/store.ts'
 import { inTransaction, onSeparateConnection } from '#core/db/pool.ts'
 import { sql } from '#core/db/sql.ts'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
 import { emitNamed } from '../support/events.ts'
 import { type Receiver, readSignature, startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
 
 const UNKNOWN = 'wh_00000000000000000000000000'
 
 describe('webhooks', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ workers: ['delivery'] }))
   let receiver: Receiver
   let project: string
-
-  before(async () => {
-    app = await startApp({ workers: ['delivery'] })
-  })
-  after(async () => await app?.close())
   beforeEach(async () => {
     receiver = await startReceiver()
     project = (await app.project()).id
@@ -74,7 +70,7 @@ describe('webhooks', () => {
       assert.deepEqual(data, [record])
     })
 
-    it('gives the secret to those who may ask for it', async () => {
+    it('returns the secret to callers with the permission for it', async () => {
       const { id, secret } = (await create()).body
       assert.deepEqual((await app.admin.get(`/webhooks/${id}/secret`)).body, { secret })
       const reader = await app.user(undefined, [
@@ -156,7 +152,7 @@ describe('webhooks', () => {
       assert.equal((await app.admin.patch(`/webhooks/${id}`, { project_id: project })).status, 400)
     })
 
-    it('is left as it is by a change without fields', async () => {
+    it('is unchanged by a change without fields', async () => {
       const { id } = (await create()).body
       const before = (await app.admin.get(`/webhooks/${id}`)).body
       for (const method of ['patch', 'put'] as const) {
@@ -416,7 +412,7 @@ describe('webhooks', () => {
         assert.ok((await app.admin.post('/webhook-deliveries/redeliver', body)).status >= 400)
     })
 
-    it('goes with its webhook', async () => {
+    it('is deleted with its webhook', async () => {
       const { id } = (await create()).body
       await makeSecret()
       const [made] = await settled(id)
@@ -491,17 +487,14 @@ describe('webhooks', () => {
 })
 
 describe('texts of deliveries', () => {
-  let app: TestApp
-  let receiver: Receiver
-  let project: string
-
-  before(async () => {
-    app = await startApp({
+  const app = forSuite(() =>
+    startApp({
       workers: ['delivery'],
       env: { EVENT_RETENTION_DAYS: '10', WEBHOOK_DELIVERY_RETENTION_DAYS: '20' },
-    })
-  })
-  after(async () => await app?.close())
+    }),
+  )
+  let receiver: Receiver
+  let project: string
   beforeEach(async () => {
     receiver = await startReceiver()
     project = (await app.project()).id
@@ -528,7 +521,7 @@ describe('texts of deliveries', () => {
       update webhook_deliveries set created_at = created_at - make_interval(days => ${days})
       where project_id = ${project}`)
   const inDays = (days: number) => new Date(Date.now() + days * 86_400_000)
-  /** Retention of events as it is in a year. */
+  /** Retention of events a year later. */
   const pruneAllEvents = () => pruneEvents({ ...app.services, clock: { now: () => inDays(365) } })
   const bodies = () => new Set(receiver.requests.map(({ body }) => body)).size
   const count = async (table: string) =>
@@ -536,7 +529,7 @@ describe('texts of deliveries', () => {
       sql.unsafe`select count(*)::int from ${sql.identifier([table])} where project_id = ${project}`,
     )) as number
 
-  it('are those of their event: an event to fifty webhooks is stored once', async () => {
+  it('are stored once per event, also for fifty webhooks', async () => {
     const size = () =>
       app.services.pool.oneFirst(
         sql.unsafe`select pg_total_relation_size('webhook_deliveries')::int`,
@@ -551,7 +544,7 @@ describe('texts of deliveries', () => {
     assert.ok((await size()) - before < 1_000_000, `${(await size()) - before} bytes`)
   })
 
-  it('outlive their event with the same bytes, and go with the last delivery', async () => {
+  it('outlive their event with unchanged bytes, and are deleted with the last delivery', async () => {
     const webhook = await subscribe()
     await emit('a "text" \u0000\u2028 ä')
     const first = await delivered(webhook)
@@ -685,11 +678,7 @@ describe('texts of deliveries', () => {
 
 describe('limits of webhooks', () => {
   const LIMIT = 3
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ env: { WEBHOOK_MAX_PER_PROJECT: String(LIMIT) } })
-  })
-  after(async () => await app?.close())
+  const app = forSuite(() => startApp({ env: { WEBHOOK_MAX_PER_PROJECT: String(LIMIT) } }))
 
   const create = (project_id: string) =>
     app.admin.post('/webhooks', { project_id, name: 'x', url: 'https://x.test/', events: ['*'] })
@@ -709,7 +698,7 @@ describe('limits of webhooks', () => {
     assert.equal((await create(id)).status, 201)
   })
 
-  it('hold for webhooks that are made at once', async () => {
+  it('bind webhooks that are created concurrently', async () => {
     const { id } = await app.project()
     const answers = await Promise.all(Array.from({ length: 20 }, () => create(id)))
     assert.deepEqual(answers.map(({ status }) => status).sort(), [
@@ -720,13 +709,9 @@ describe('limits of webhooks', () => {
 })
 
 describe('dispatch', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(async () => await app?.close())
+  const app = forSuite(startApp)
 
-  /** A project with webhooks and with events that nobody has dispatched. */
+  /** A project with webhooks and with events without a dispatch. */
   async function busy(webhooks: number, events: number): Promise<string> {
     const { id } = await app.project()
     await app.services.pool.query(sql.unsafe`

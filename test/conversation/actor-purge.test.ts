@@ -1,46 +1,19 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '#core/db/sql.ts'
 import { retentionSweepQueue } from '#core/work/sweeps.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
-import { eventually, type Reply } from '../support/app.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
+import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { postedBy, refusalOf } from '../support/replies.ts'
 import { placesOf } from '../support/search-everywhere.ts'
+import { forSuite } from '../support/suite.ts'
 
-const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
 const FAST = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1' }
 
 describe('the purge of what an end user said', function () {
   this.timeout(90_000)
-  let app: AgentApp
-  const processes: TestProcess[] = []
-  const eraser = async (env: Record<string, string> = {}) => {
-    const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, ['snapshot'])
-    processes.push(made)
-    return made
-  }
-  const steady = steadyWorkers()
-  /** One that comes to no harm. */
-  const steadyEraser = (env: Record<string, string> = {}) =>
-    steady.start(app.databaseUrl, { ...FAST, ...env }, ['snapshot'])
-  const run = async (text: string): Promise<any[]> => [...(await app.services.pool.query(rawQuery(text))).rows]
-  const made = async (path: string, body: object) => {
-    const reply = await app.key.post(path, body)
-    assert.ok(reply.status < 300, JSON.stringify(reply.body))
-    return reply.body
-  }
-  const sessionOf = async (actor_id: string, agent_id = app.agentId) =>
-    made('/sessions', { agent_id, actor_id, auto_generate: true })
-  const send = (session: string, message: string) => made(`/sessions/${session}/messages?wait=true`, { message })
-  const purge = (actor: string) => app.key.post(`/actors/${actor}/purge-content`)
-  const done = () => eventually(async () => (await run('select from actor_purges')).length === 0)
-  const entries = async (actor: string) =>
-    (await app.admin.get(`/audit-log?project_id=${app.projectId}&resource_public_id=${actor}`)).body.data.filter(
-      ({ detail }: any) => detail?.kind === 'actor_purge',
-    )
-
-  before(async () => {
-    app = await startAgentApp({
+  const app = forSuite(() =>
+    startAgentApp({
       env: FAST,
       actions: [
         'actors:*',
@@ -51,13 +24,32 @@ describe('the purge of what an end user said', function () {
         'generations:ListGenerations',
         'memories:*',
       ],
-    })
-  })
+    }),
+  )
+  const processes: TestProcess[] = []
+  const eraser = async (env: Record<string, string> = {}) => {
+    const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, ['snapshot'])
+    processes.push(made)
+    return made
+  }
+  const steady = steadyWorkers()
+  /** A project that must not change. */
+  const steadyEraser = (env: Record<string, string> = {}) =>
+    steady.start(app.databaseUrl, { ...FAST, ...env }, ['snapshot'])
+  const made = (path: string, body: object) => postedBy(app.key, path, body)
+  const sessionOf = async (actor_id: string, agent_id = app.agentId) =>
+    made('/sessions', { agent_id, actor_id, auto_generate: true })
+  const send = (session: string, message: string) => made(`/sessions/${session}/messages?wait=true`, { message })
+  const purge = (actor: string) => app.key.post(`/actors/${actor}/purge-content`)
+  const done = () => eventually(async () => (await app.rows('select from actor_purges')).length === 0)
+  const entries = async (actor: string) =>
+    (await app.admin.get(`/audit-log?project_id=${app.projectId}&resource_public_id=${actor}`)).body.data.filter(
+      ({ detail }: any) => detail?.kind === 'actor_purge',
+    )
   afterEach(async () => {
     await steady.stop()
     await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
   })
-  after(() => app.close())
 
   it('erases why a person was requested in its sessions, also in events, and keeps the request', async () => {
     const { id: actor } = await made('/actors', { name: 'Ann' })
@@ -97,7 +89,7 @@ describe('the purge of what an end user said', function () {
       await app.key.post(`/actors/${actor}/merge`, { into_actor_id: into }),
       await app.key.post(`/actors/${into}/merge`, { into_actor_id: actor }),
     ])
-      assert.deepEqual(code(refused), [409, 'ACTOR_HAS_MESSAGES'])
+      assert.deepEqual(refusalOf(refused), [409, 'ACTOR_HAS_MESSAGES'])
     await steadyEraser()
     await done()
     assert.equal((await entries(actor)).length, 1)
@@ -230,7 +222,7 @@ describe('the purge of what an end user said', function () {
       await send(session.id, 'I eat a palatschinken-marker')
       assert.equal((await app.key.delete(`/sessions/${session.id}`)).status, 204)
       await erased(actor, 'palatschinken-marker')
-      assert.equal((await run('select from deleted_messages')).length, 0)
+      assert.equal((await app.rows('select from deleted_messages')).length, 0)
     })
 
     it('is gone from events of messages that were deleted, also of those that it wrote elsewhere', async () => {
@@ -270,12 +262,14 @@ describe('the purge of what an end user said', function () {
         const document = await say(conversation, text)
         await app.key.delete(`/conversations/${conversation}/messages/${document}`)
         const days = text === 'old' ? 31 : 29
-        await run(`update deleted_messages set deleted_at = now() - interval '${days} days'
+        await app.rows(`update deleted_messages set deleted_at = now() - interval '${days} days'
           where document_id = '${document}'`)
       }
       await steadyEraser()
       await app.services.queues.send([{ queue: retentionSweepQueue, data: { sweep: 'deleted messages' } }])
-      await eventually(async () => (await run(`select from deleted_messages where actor_id = '${actor}'`)).length === 1)
+      await eventually(
+        async () => (await app.rows(`select from deleted_messages where actor_id = '${actor}'`)).length === 1,
+      )
     })
   })
 
@@ -288,13 +282,13 @@ describe('the purge of what an end user said', function () {
     await app.admin.patch(`/projects/${app.projectId}`, { content_hold_until: until })
     await steadyEraser()
     await eventually(
-      async () => (await run(`select from actor_purges where claims = 1 and state = 'queued'`)).length === 1,
+      async () => (await app.rows(`select from actor_purges where claims = 1 and state = 'queued'`)).length === 1,
     )
     const { data } = (await app.key.get(`/sessions/${session.id}/messages`)).body
     assert.equal(data[0].content, 'hello')
     await app.admin.patch(`/projects/${app.projectId}`, { content_hold_until: null })
-    await run('update actor_purges set due_at = now()')
-    await run(`update pgboss.job set start_after = now() where name = 'actor.purge'`)
+    await app.rows('update actor_purges set due_at = now()')
+    await app.rows(`update pgboss.job set start_after = now() where name = 'actor.purge'`)
     await done()
   })
 

@@ -1,30 +1,20 @@
 import { strict as assert } from 'node:assert'
-import { rawQuery } from '#core/db/sql.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { storedEvents } from '../support/events.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 const allow = (action: string[], resource: string) => ({
   statement: [{ effect: 'Allow', action, resource: [resource] }],
 })
 
 describe('actors', () => {
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ workers: [], actions: ['actors:*', 'agents:*', 'conversations:*'] }))
   const unknown = 'actor_00000000000000000000000000'
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const ids = (reply: { body: any }) => reply.body.data.map((item: { id: string }) => item.id)
   const events = (id: string) => storedEvents(app.services.pool, { resource: id })
-  const make = async (body: object = {}) => {
-    const made = await app.key.post('/actors', { name: 'Alice', ...body })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body
-  }
+  const make = (body: object = {}) => createdBy(app.key, '/actors', { name: 'Alice', ...body })
   const conversation = async () => (await app.key.post('/conversations', {})).body.id as string
-
-  before(async () => {
-    app = await startAgentApp({ workers: [], actions: ['actors:*', 'agents:*', 'conversations:*'] })
-  })
-  after(() => app.close())
 
   describe('create', () => {
     it('answers the record, emits an event with it and leaves an audit entry', async () => {
@@ -46,7 +36,7 @@ describe('actors', () => {
       const [event] = await events(id)
       assert.equal(event.name, 'actors.created')
       assert.deepEqual(event.data, made)
-      const [entry] = await rows('select * from audit_entries where resource_public_id = $1', [id])
+      const [entry] = await app.rows('select * from audit_entries where resource_public_id = $1', [id])
       assert.equal(entry.action, 'actors:CreateActor')
     })
 
@@ -246,7 +236,7 @@ describe('actors', () => {
       assert.equal((await app.key.patch(`/actors/${made.id}`, { external_id: 'free' })).status, 200)
     })
 
-    it('honours If-Match', async () => {
+    it('honours If-Match in an update', async () => {
       const made = await make()
       const etag = (await app.key.get(`/actors/${made.id}`)).headers.get('etag') as string
       assert.equal((await app.key.patch(`/actors/${made.id}`, { name: 'a' }, { 'if-match': etag })).status, 200)

@@ -1,14 +1,13 @@
 import assert from 'node:assert/strict'
-import { type SessionApp, startSessionApp } from './session-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { startSessionApp } from './session-support.ts'
 
 describe('blank texts', () => {
-  let app: SessionApp
-  before(async () => {
-    app = await startSessionApp({
+  const app = forSuite(() =>
+    startSessionApp({
       actions: ['agents:*', 'conversations:*', 'sessions:*', 'chats:*', 'generations:*'],
-    })
-  })
-  after(() => app?.close())
+    }),
+  )
 
   const BLANK = ' \n\t\u00a0'
 

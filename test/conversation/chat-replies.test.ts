@@ -1,24 +1,26 @@
 import assert from 'node:assert/strict'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { openStream, readStream } from '../execution/streams.ts'
 import { client } from '../local/double/client.ts'
-import { eventually, type Reply } from '../support/app.ts'
+import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
+import { postedBy, refusalOf } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
-const code = ({ status, body }: Reply) => [status, body?.error?.code]
 const FAST = { GENERATION_LEASE_SECONDS: '2', CONVERSATION_SWEEP_SECONDS: '1', PROVIDER_MAX_RETRIES: '0' }
 
 describe('replies of chats', () => {
-  let app: AgentApp
-  let double: ReturnType<typeof client>
+  const app = forSuite(() =>
+    startAgentApp({
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', ...FAST },
+      actions: ['conversations:*', 'generations:ListGenerations', 'traces:ListTraces'],
+    }),
+  )
+  const double = forSuite(() => client(app.double))
 
-  const admin = async (path: string, body: object) => {
-    const made = await app.admin.post(path, { project_id: app.projectId, ...body })
-    assert.ok(made.status < 300, JSON.stringify(made.body))
-    return made.body
-  }
+  const admin = (path: string, body: object) => postedBy(app.admin, path, { project_id: app.projectId, ...body })
   /** An actor that a chat speaks as. */
   const speaker = async (fields: object = {}, actor: object = {}) => {
     const chat = await admin('/chats', { ai_provider_id: app.providerId, ...fields })
@@ -31,15 +33,6 @@ describe('replies of chats', () => {
   }
   const messages = async (path: string): Promise<any[]> => (await app.key.get(`${path}/messages`)).body.data
   const asked = async (lane: string) => (await double.requests(lane)).at(-1)?.body.messages
-
-  before(async () => {
-    app = await startAgentApp({
-      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', ...FAST },
-      actions: ['conversations:*', 'generations:ListGenerations', 'traces:ListTraces'],
-    })
-    double = client(app.double)
-  })
-  after(() => app?.close())
 
   it('are one completion by the settings of the chat, without a generation', async () => {
     await double.put('reply', { rules: [] })
@@ -93,19 +86,22 @@ describe('replies of chats', () => {
     const { path } = await conversation('hello')
     const generate = (body: object, of = path) => app.key.post(`${of}/generate?wait=true`, body)
     const loose = await admin('/actors', { name: 'Ann' })
-    assert.deepEqual(code(await generate({ actor_id: loose.id })), [400, 'VALIDATION_FAILED'])
-    assert.deepEqual(code(await generate({ actor_id: actor.id, agent_id: app.agentId })), [400, 'VALIDATION_FAILED'])
-    assert.deepEqual(code(await generate({ actor_id: 'actor_x' })), [400, 'ACTOR_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await generate({ actor_id: loose.id })), [400, 'VALIDATION_FAILED'])
+    assert.deepEqual(refusalOf(await generate({ actor_id: actor.id, agent_id: app.agentId })), [
+      400,
+      'VALIDATION_FAILED',
+    ])
+    assert.deepEqual(refusalOf(await generate({ actor_id: 'actor_x' })), [400, 'ACTOR_NOT_FOUND'])
     const foreign = (await app.admin.post('/actors', { project_id: (await app.project()).id, name: 'x' })).body
-    assert.deepEqual(code(await generate({ actor_id: foreign.id })), [400, 'ACTOR_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await generate({ actor_id: foreign.id })), [400, 'ACTOR_NOT_FOUND'])
     const empty = await conversation()
-    assert.deepEqual(code(await generate({ actor_id: actor.id }, empty.path)), [400, 'VALIDATION_FAILED'])
+    assert.deepEqual(refusalOf(await generate({ actor_id: actor.id }, empty.path)), [400, 'VALIDATION_FAILED'])
     const session = await admin('/sessions', { agent_id: app.agentId })
     await app.admin.post(`/sessions/${session.id}/messages`, { message: 'hello' })
     const ofSession = await generate({ actor_id: actor.id }, `/conversations/${session.conversation_id}`)
-    assert.deepEqual(code(ofSession), [400, 'VALIDATION_FAILED'])
+    assert.deepEqual(refusalOf(ofSession), [400, 'VALIDATION_FAILED'])
     await app.admin.post(`/projects/${app.projectId}/pause`, { reason: 'a test' })
-    assert.deepEqual(code(await generate({ actor_id: actor.id })), [409, 'PROJECT_PAUSED'])
+    assert.deepEqual(refusalOf(await generate({ actor_id: actor.id })), [409, 'PROJECT_PAUSED'])
     await app.admin.post(`/projects/${app.projectId}/resume`)
   })
 
@@ -114,7 +110,7 @@ describe('replies of chats', () => {
     const actor = await speaker({ model: 'failing/m' })
     const { path } = await conversation('hello')
     const failed = await app.key.post(`${path}/generate?wait=true`, { actor_id: actor.id })
-    assert.deepEqual(code(failed), [502, 'AI_PROVIDER_ERROR'])
+    assert.deepEqual(refusalOf(failed), [502, 'AI_PROVIDER_ERROR'])
     const stream = await readStream(await openStream(app, `${path}/generate`, { actor_id: actor.id, stream: true }))
     assert.deepEqual([stream.at(-1)?.event, stream.at(-1)?.data.code], ['error', 'AI_PROVIDER_ERROR'])
     assert.equal((await messages(path)).length, 1)
@@ -147,7 +143,7 @@ describe('replies of chats', () => {
     const running = app.key.post(`${path}/generate?wait=true`, { actor_id: actor.id })
     await eventually(async () => ((await double.gate('gone'))?.waiting ?? 0) > 0, { what: 'the call' })
     assert.equal((await app.key.delete(path)).status, 204)
-    assert.deepEqual(code(await running), [404, 'RESOURCE_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await running), [404, 'RESOURCE_NOT_FOUND'])
 
     const other = await conversation('hello')
     const before = app.key.post(`${other.path}/generate?wait=true`, { actor_id: actor.id })
@@ -157,8 +153,8 @@ describe('replies of chats', () => {
     assert.equal((await app.admin.delete(`/chats/${actor.chat_id}`)).status, 204)
     await double.read('POST', '/control/gates/gone/open')
     assert.equal((await before).body.content, 'late')
-    assert.deepEqual(code(await waiting), [400, 'CHAT_NOT_FOUND'])
-    assert.deepEqual(code(await app.key.post(`${other.path}/generate`, { actor_id: actor.id })), [
+    assert.deepEqual(refusalOf(await waiting), [400, 'CHAT_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await app.key.post(`${other.path}/generate`, { actor_id: actor.id })), [
       400,
       'VALIDATION_FAILED',
     ])

@@ -1,26 +1,20 @@
 import { strict as assert } from 'node:assert'
 import OpenAI from 'openai'
-import { rawQuery } from '#core/db/sql.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client as control } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { framesOf } from '../support/frames.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 const ACTIONS = ['chats:*', 'documents:*', 'model-routes:*', 'ai-providers:*', 'actors:*', 'projects:*']
 const user = (content: unknown) => [{ role: 'user', content }]
 
 describe('chats', () => {
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ workers: [], actions: ACTIONS }))
   let double: ReturnType<typeof control>
-
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
-  const make = async (body: object = {}) => {
-    const made = await app.key.post('/chats', { ai_provider_id: app.providerId, ...body })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body
-  }
+  const make = (body: object = {}) => createdBy(app.key, '/chats', { ai_provider_id: app.providerId, ...body })
   const complete = (body: object, key = app.key) => key.post('/chat/completions', body)
   const refused = (reply: { status: number; body: any }, status: number, code: string) => {
     assert.deepEqual([reply.status, reply.body.error?.code], [status, code], JSON.stringify(reply.body))
@@ -28,13 +22,11 @@ describe('chats', () => {
   }
   /** Usage of chats, oldest first. */
   const used = () =>
-    rows(`select * from usage_events where project_id = $1 and source = 'chat' order by id`, [app.projectId])
+    app.rows(`select * from usage_events where project_id = $1 and source = 'chat' order by id`, [app.projectId])
 
   before(async () => {
-    app = await startAgentApp({ workers: [], actions: ACTIONS })
     double = control(app.double)
   })
-  after(() => app?.close())
 
   describe('records', () => {
     it('are made, read, listed, changed and deleted, each with its event', async () => {
@@ -241,7 +233,9 @@ describe('chats', () => {
       assert.match(error.message, /404.*no such model/)
       assert.equal(error.meta.provider_status_code, 404)
       assert.equal((await used()).length, before)
-      const [count] = await rows('select count(*)::int as n from generations where project_id = $1', [app.projectId])
+      const [count] = await app.rows('select count(*)::int as n from generations where project_id = $1', [
+        app.projectId,
+      ])
       assert.equal(count.n, 0)
     })
 
@@ -304,12 +298,9 @@ describe('chats', () => {
       const body = { ai_provider_id: provider.body.id, messages: user('x') }
       const asked = async () => (await double.requests(lane)).length
       const metered = async () =>
-        (await rows('select count(*)::int as count from usage_events where project_id = $1', [id]))[0].count
-      const cap = async (fields: object) => {
-        const made = await app.admin.post('/quotas', { project_id: id, window: 'calendar_month', ...fields })
-        assert.equal(made.status, 201, JSON.stringify(made.body))
-        return made.body.id as string
-      }
+        (await app.rows('select count(*)::int as count from usage_events where project_id = $1', [id]))[0].count
+      const cap = async (fields: object) =>
+        (await createdBy(app.admin, '/quotas', { project_id: id, window: 'calendar_month', ...fields })).id as string
       for (const scope of ['agent', 'actor']) await cap({ scope, metric: 'tokens', limit: 1 })
       const tokens = await cap({ scope: 'project', metric: 'tokens', limit: 40 })
       for (let call = 1; call <= 3; call++) assert.equal((await complete(body, key)).status, 200)
@@ -338,7 +329,7 @@ describe('chats', () => {
       assert.deepEqual([...new Set(replies.map(({ status }) => status))], [200])
       const models = (await used()).slice(before).map(({ model }) => model)
       assert.deepEqual(models.toSorted(), [...Array(12).fill('double-1'), ...Array(12).fill('double-2')])
-      const audited = await rows(
+      const audited = await app.rows(
         `select resource_public_id from audit_entries where action = 'chats:CreateChatCompletion' and resource_public_id = any($1)`,
         [chats.map(({ id }) => id)],
       )
@@ -366,7 +357,7 @@ describe('chats', () => {
       new OpenAI({ apiKey, baseURL: `${app.url}/api/v1`, maxRetries: 0, fetch: checking })
     /** Streams that clients read, as texts. */
     const texts: Promise<string>[] = []
-    /** What came until the client went away. */
+    /** The frames until the client went away. */
     async function textOf({ body }: Response): Promise<string> {
       const decoder = new TextDecoder()
       let text = ''
@@ -383,7 +374,7 @@ describe('chats', () => {
       return response
     }
 
-    after('every frame is one that the description has', async () => {
+    after('every frame matches the description', async () => {
       const frames = (await Promise.all(texts)).flatMap(text => framesOf('post', '/chat/completions', text))
       const kinds = new Set(frames.map(({ data }) => (data === '[DONE]' ? data : Object.keys(data)[0])))
       assert.deepEqual([...kinds].sort(), ['[DONE]', 'error', 'id'])
@@ -391,7 +382,7 @@ describe('chats', () => {
 
     const asked = (content = 'x') => [{ role: 'user' as const, content }]
 
-    it('complete', async () => {
+    it('complete a message by the client', async () => {
       const chat = await make()
       const said = await openai().chat.completions.create({ model: chat.id, messages: asked('hello you') })
       assert.equal(said.choices[0].message.content, 'echo: hello you')

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { countStatements } from '../bench/http.ts'
-import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { expectRefusal, expectStatus, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
@@ -22,13 +23,11 @@ const tokensOf = ({ body }: Json): number =>
 
 describe('a context policy', function () {
   this.timeout(60_000)
-  let app: SessionApp
-  before(async () => {
-    app = await startSessionApp({
+  const app = forSuite(() =>
+    startSessionApp({
       actions: ['agents:CreateAgentGeneration', 'conversations:*', 'sessions:*', 'generations:*', 'tools:CallTool'],
-    })
-  })
-  after(() => app.close())
+    }),
+  )
 
   const policy = (fields: Json = {}) => ({ max_context_tokens: 1000, strategy: 'drop', ...fields })
   const conversation = async (texts: readonly string[]) => {

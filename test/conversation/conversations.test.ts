@@ -1,32 +1,24 @@
 import { strict as assert } from 'node:assert'
-import { rawQuery } from '#core/db/sql.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { storedEvents } from '../support/events.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 const allow = (action: string[], resource = '*') => ({ statement: [{ effect: 'Allow', action, resource: [resource] }] })
 
 describe('conversations', () => {
-  let app: AgentApp
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
+  const app = forSuite(() =>
+    startAgentApp({ workers: [], actions: ['actors:*', 'conversations:*', 'events:ListEvents'] }),
+  )
   const ids = (reply: { body: any }) => reply.body.data.map((item: { id: string }) => item.id)
   const actor = async (name = 'Alice') => (await app.key.post('/actors', { name })).body.id as string
-  const make = async (body: object = {}) => {
-    const made = await app.key.post('/conversations', body)
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body
-  }
+  const make = (body: object = {}) => createdBy(app.key, '/conversations', body)
   const say = (id: string, message: string, more: object = {}) =>
     app.key.post(`/conversations/${id}/messages`, { message, role: 'user', ...more })
   const texts = async (id: string, query = '') =>
     (await app.key.get(`/conversations/${id}/messages${query}`)).body.data.map((each: any) => each.content)
   const events = async (id: string) =>
     (await storedEvents(app.services.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
-
-  before(async () => {
-    app = await startAgentApp({ workers: [], actions: ['actors:*', 'conversations:*', 'events:ListEvents'] })
-  })
-  after(() => app.close())
 
   describe('the record', () => {
     it('is made, read, changed and deleted, each with its event', async () => {
@@ -296,7 +288,7 @@ describe('conversations', () => {
       const { id } = await make()
       const stored = [await say(id, 'a'), await say(id, 'b')].map(each => each.body.document_id)
       const kept = async () =>
-        (await rows('select document_id from document_texts where document_id = any($1)', [stored])).length
+        (await app.rows('select document_id from document_texts where document_id = any($1)', [stored])).length
       await app.key.delete(`/conversations/${id}/messages/${stored[0]}`)
       assert.equal(await kept(), 1)
       assert.equal((await app.key.get(`/conversations/${id}`)).body.message_count, 1)
@@ -310,12 +302,12 @@ describe('conversations', () => {
         const two = await make()
         const { document_id } = (await say(one.id, 'shared')).body
         // What a fork does.
-        await rows(
+        await app.rows(
           `insert into conversation_messages (conversation_id, document_id, position, role)
            values ($1, $2, 0, 'user')`,
           [two.id, document_id],
         )
-        const remaining = () => rows('select 1 from document_texts where document_id = $1', [document_id])
+        const remaining = () => app.rows('select 1 from document_texts where document_id = $1', [document_id])
         if (round === 0) {
           await app.key.delete(`/conversations/${one.id}`)
           assert.equal((await remaining()).length, 1)

@@ -5,8 +5,9 @@ import { fieldsOf } from '#core/api/parameters.ts'
 import { newId } from '#core/base/ids.ts'
 import { END_USER_SCOPES } from '#core/iam/caller.ts'
 import type { Client, Reply } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { chat, type EndUserClient, endUser } from './end-user-support.ts'
-import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+import { expectRefusal, expectStatus, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
@@ -57,13 +58,11 @@ const send = (client: Client, { method }: Operation, path: string, body?: object
   method === 'get' || method === 'delete' ? client[method](path) : client[method](path, body)
 
 describe('operations for end users', () => {
-  let app: SessionApp
+  const app = forSuite(startSessionApp)
   let user: EndUserClient
   before(async () => {
-    app = await startSessionApp()
     user = await endUser(app, { scopes: END_USER_SCOPES, limits: { requests_per_minute: 12_000 } })
   })
-  after(() => app.close())
 
   it('are exactly the listed ones', () => {
     const open: Json = {}

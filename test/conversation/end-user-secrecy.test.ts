@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
-import { startTarget, type Target } from '../execution/tool-target.ts'
+import { startTarget } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { chat, endUser, openEndUserStream } from './end-user-support.ts'
-import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+import { expectRefusal, expectStatus, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
@@ -31,19 +32,15 @@ const SECRETS = [
 ]
 
 describe('what an end user sees of a turn', () => {
-  let app: SessionApp
-  let target: Target
-  before(async () => {
-    app = await startSessionApp({
+  const app = forSuite(() =>
+    startSessionApp({
       env: { SYNC_WAIT_SECONDS: '30', EGRESS_ALLOW_HOSTS: '127.0.0.1', GENERATION_MAX_ATTEMPTS: '1' },
-    })
-    target = await startTarget()
+    }),
+  )
+  const target = forSuite(startTarget)
+  before(async () => {
     target.answer = (_request, response) =>
       response.writeHead(200, { 'content-type': 'application/json' }).end('{"value":"ledger-result"}')
-  })
-  after(async () => {
-    await target?.close()
-    await app?.close()
   })
 
   let documents = 0

@@ -4,19 +4,16 @@ import { z } from 'zod'
 import { sql } from '#core/db/sql.ts'
 import { client, eventually } from '../support/app.ts'
 import { frameIn } from '../support/frames.ts'
+import { forSuite } from '../support/suite.ts'
 import { CHAT_ACTIONS, chat, endUser } from './end-user-support.ts'
-import { contents, expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+import { contents, expectRefusal, expectStatus, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
 const keptAnswers = sql.type(z.any())`select * from idempotency_keys`
 
 describe('end-user tokens', () => {
-  let app: SessionApp
-  before(async () => {
-    app = await startSessionApp({ actions: CHAT_ACTIONS, env: { SYNC_WAIT_SECONDS: '30' } })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startSessionApp({ actions: CHAT_ACTIONS, env: { SYNC_WAIT_SECONDS: '30' } }))
 
   describe('issue', () => {
     const mint = (body: Json, actor = 'customer-x') =>

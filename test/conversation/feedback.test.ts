@@ -3,8 +3,9 @@ import { rawQuery } from '#core/db/sql.ts'
 import { client as lanes } from '../local/double/client.ts'
 import { type Client, client, eventually } from '../support/app.ts'
 import { placesOf } from '../support/search-everywhere.ts'
+import { forSuite } from '../support/suite.ts'
 import { endUser } from './end-user-support.ts'
-import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+import { expectRefusal, expectStatus, startSessionApp } from './session-support.ts'
 
 const ACTIONS = [
   'sessions:*',
@@ -19,14 +20,8 @@ const ACTIONS = [
 
 describe('feedback', function () {
   this.timeout(60_000)
-  let app: SessionApp
-  let key: Client
-
-  before(async () => {
-    app = await startSessionApp({ actions: ACTIONS, workers: ['generation', 'snapshot'] })
-    key = app.key
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startSessionApp({ actions: ACTIONS, workers: ['generation', 'snapshot'] }))
+  const key = forSuite(() => app.key)
 
   /** A key of the project with these actions only. */
   const keyWith = async (...action: string[]): Promise<Client> => {
@@ -360,7 +355,7 @@ describe('feedback', function () {
     const ended = await answered()
     await key.put(ended.path, text('actor'), { 'Idempotency-Key': 'rate-actor' })
     await rate(ended, text('actor-later'))
-    // A copy in a dataset goes with the end user.
+    // A copy in a dataset is deleted with the end user.
     const copies = expectStatus(await key.post('/datasets', { name: 'of an end user' }), 201).id
     const selection = { label: 'label-actor-later', expected_output: 'comment' }
     const copied = await key.post(`/datasets/${copies}/items/from-feedback`, selection)

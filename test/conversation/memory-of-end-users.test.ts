@@ -1,8 +1,10 @@
 import assert from 'node:assert/strict'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { made, refused, refusedAt } from '../execution/tool-target.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 const ACTIONS = [
   'actors:*',
@@ -22,21 +24,11 @@ const LOCAL = { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '64' }
 
 describe('memory of end users in turns', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let double: ReturnType<typeof client>
+  const app = forSuite(() => startAgentApp({ actions: ACTIONS, env: LOCAL, workers: ['generation', 'orchestration'] }))
+  const double = forSuite(() => client(app.double))
   let lanes = 0
 
-  before(async () => {
-    app = await startAgentApp({ actions: ACTIONS, env: LOCAL, workers: ['generation', 'orchestration'] })
-    double = client(app.double)
-  })
-  after(() => app.close())
-
-  const created = async (path: string, body: object): Promise<any> => {
-    const reply = await app.key.post(path, body)
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const created = (path: string, body: object): Promise<any> => createdBy(app.key, path, body)
   const actor = async (external_id?: string): Promise<string> =>
     (await created('/actors', { name: 'somebody', ...(external_id ? { external_id } : {}) })).id
   const store = async (): Promise<string> => (await created('/memory-stores', { name: 'Guests' })).id
@@ -45,7 +37,7 @@ describe('memory of end users in turns', function () {
   const fact = async (memory_store_id: string, content: string, actor_id: string | null, more: object = {}) =>
     (await created('/memory-entries', { memory_store_id, content, actor_id, ...more })).memory_id as string
 
-  /** An agent with a lane of the model of its own, which answers as told and else with a text. */
+  /** An agent with a lane of the model for it alone, which answers by directive and else with a text. */
   const agent = async (knowledge_config: object | null, replies: object[] = [], fields: object = {}) => {
     const lane = `end-user-${++lanes}`
     await double.put(lane, { rules: [...(replies.length > 0 ? [{ replies }] : [])] as never })
@@ -53,9 +45,7 @@ describe('memory of end users in turns', function () {
   }
   const says = async (sessionId: string, message: string, body: object = {}): Promise<any> => {
     assert.equal((await app.key.post(`/sessions/${sessionId}/messages`, { message })).status, 201)
-    const reply = await app.key.post(`/sessions/${sessionId}/generate?wait=true`, body)
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body
+    return createdBy(app.key, `/sessions/${sessionId}/generate?wait=true`, body, 200)
   }
   /** What the model was shown last, as one text. */
   const shown = async (lane: string): Promise<string> =>
@@ -109,7 +99,7 @@ describe('memory of end users in turns', function () {
     )
     await says(await session(everybodys.id, bob), 'Remember that')
     assert.deepEqual(await marks(), [null, ann])
-    // Nobody but the owner of the agent loosens it.
+    // Only the owner of the agent loosens it.
     for (const knowledge_config of [{ share_between_actors: true }, { write_memory_scope: 'store' }]) {
       const closed = await agent(both(storeId))
       refused(await app.key.post('/sessions', { agent_id: closed.id, knowledge_config }), 400, 'VALIDATION_FAILED')
@@ -231,7 +221,7 @@ describe('memory of end users in turns', function () {
     }
   })
 
-  it('is that of its own end user in a session which a turn of another one starts', async () => {
+  it('is the memory of its end user in a session that a turn of another end user starts', async () => {
     const storeId = await store()
     const [ann, bob] = [await actor(), await actor()]
     await fact(storeId, 'Bob has the code 4711', bob)
@@ -314,7 +304,7 @@ describe('memory of end users in turns', function () {
     assert.ok(found.includes('1234') && !found.includes('4711'), found)
     const [entry] = (await app.key.get(`/memory-entries?memory_store_id=${storeId}`)).body.data
     assert.deepEqual([entry.mechanism, entry.content, entry.actor_id], ['orchestration', 'Ann is late', ann])
-    // A run that nobody's turn started is an operator's: it says whose the fact is, and reads all.
+    // A run without a turn is an operator's: it names the owner of the fact, and reads all.
     const own = { ...write, input_mapping: { content: 'Bob is late', actor_id: bob } }
     const direct = (await created('/orchestrations', { ...graph, nodes: [own, nodes[1]] })).id
     const started = (await app.key.post('/orchestration-runs', { orchestration_id: direct })).body

@@ -1,26 +1,21 @@
 import assert from 'node:assert/strict'
+import { createdBy } from '../support/replies.ts'
 import { placesOf } from '../support/search-everywhere.ts'
+import { forSuite } from '../support/suite.ts'
 import { type EndUserClient, endUser } from './end-user-support.ts'
-import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+import { expectRefusal, expectStatus, startSessionApp } from './session-support.ts'
 
 const ACTIONS = ['actors:*', 'agents:*', 'memories:*', 'generations:*', 'sessions:*']
 
 describe('facts that an end user sees about itself', function () {
   this.timeout(60_000)
-  let app: SessionApp
-  before(async () => {
-    app = await startSessionApp({ actions: ACTIONS })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startSessionApp({ actions: ACTIONS }))
 
   const store = async (fields: object = {}): Promise<string> =>
     expectStatus(await app.key.post('/memory-stores', { name: 'Guests', ...fields }), 201).id
   const agent = (knowledge_config: object | null) => app.agent({ knowledge_config })
-  const fact = async (memory_store_id: string, content: string, actor_id: string | null, more: object = {}) => {
-    const { status, body } = await app.key.post('/memories', { memory_store_id, content, actor_id, ...more })
-    assert.equal(status, 201, JSON.stringify(body))
-    return body.id as string
-  }
+  const fact = async (memory_store_id: string, content: string, actor_id: string | null, more: object = {}) =>
+    (await createdBy(app.key, '/memories', { memory_store_id, content, actor_id, ...more })).id as string
   const token = (agent_ids: string[], actorId?: string, scopes = ['memories']) =>
     endUser(app, { agent_ids, scopes }, actorId)
   const contents = async (user: EndUserClient): Promise<string[]> =>

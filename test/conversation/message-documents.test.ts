@@ -1,28 +1,22 @@
 import assert from 'node:assert/strict'
 import { snapshotProjects } from '#control/storage/snapshot.ts'
 import { newId } from '#core/base/ids.ts'
-import { rawQuery } from '#core/db/sql.ts'
 import { storedEvents } from '../support/events.ts'
-import { contents, expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { contents, expectRefusal, expectStatus, startSessionApp } from './session-support.ts'
 
 const allow = (action: string[], resource = ['*']) => ({ statement: [{ effect: 'Allow', action, resource }] })
 
 describe('documents of messages', function () {
   this.timeout(60_000)
-  let app: SessionApp
-
-  before(async () => {
-    app = await startSessionApp({
+  const app = forSuite(() =>
+    startSessionApp({
       actions: ['conversations', 'documents', 'events', 'files', 'generations', 'knowledge', 'quotas', 'sessions'].map(
         module => `${module}:*`,
       ),
       env: { PROVIDER_MAX_RETRIES: '0' },
-    })
-  })
-  after(() => app.close())
-
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
+    }),
+  )
   const conversation = async () => expectStatus(await app.key.post('/conversations', {}), 201).id as string
   const post = (id: string, body: object) => app.key.post(`/conversations/${id}/messages`, { role: 'user', ...body })
   const say = async (id: string, message: string) => expectStatus(await post(id, { message }), 201)
@@ -86,7 +80,7 @@ describe('documents of messages', function () {
       const { document_id } = await say(id, 'quiet')
       const { file_id } = (await app.key.get(`/documents/${document_id}`)).body
       await app.key.delete(`/conversations/${id}/messages/${document_id}`)
-      const told = await rows('select name from events where resource_id = any($1) order by id', [
+      const told = await app.rows('select name from events where resource_id = any($1) order by id', [
         [document_id, file_id],
       ])
       assert.deepEqual(
@@ -161,7 +155,7 @@ describe('documents of messages', function () {
           for (const reply of both) expectStatus(reply, 204)
         }
         expectRefusal(await app.key.get(`/documents/${document_id}`), 404, 'RESOURCE_NOT_FOUND')
-        assert.deepEqual(await rows('select 1 from files where id = $1', [file_id]), [])
+        assert.deepEqual(await app.rows('select 1 from files where id = $1', [file_id]), [])
       }
     })
 
@@ -270,7 +264,7 @@ describe('documents of messages', function () {
         expectRefusal(await user.post(path, { ...role, document_id: closed.id }), 403, 'FORBIDDEN')
       }
       assert.deepEqual(await texts(id), ['a page'])
-      const [entry] = await rows(
+      const [entry] = await app.rows(
         `select detail from audit_entries where resource_public_id = $1 and status = 403 order by id desc limit 1`,
         [id],
       )
@@ -382,7 +376,7 @@ describe('documents of messages', function () {
         expectStatus(gone, 204)
         if (named.status === 201) assert.deepEqual(await texts(two), ['raced'])
         else expectRefusal(named, 404, 'RESOURCE_NOT_FOUND')
-        const kept = await rows('select 1 from documents where id = $1', [document_id])
+        const kept = await app.rows('select 1 from documents where id = $1', [document_id])
         assert.equal(kept.length, named.status === 201 ? 1 : 0)
       }
     })

@@ -3,7 +3,8 @@ import { newId } from '#core/base/ids.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { gif, pngHeader } from '../support/images.ts'
 import { pdf } from '../support/pdf.ts'
-import { type Client, expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { type Client, expectRefusal, expectStatus, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
@@ -16,21 +17,21 @@ const file = (file_id: string) => ({ type: 'file', file_id })
 
 describe('parts of messages', function () {
   this.timeout(90_000)
-  let app: SessionApp
-  /** May only send and read messages, and download files. */
-  let runner: Client
-
-  before(async () => {
-    app = await startSessionApp({
+  const app = forSuite(() =>
+    startSessionApp({
       workers: ['generation', 'snapshot'],
       actions: ['agents', 'ai-providers', 'conversations', 'documents', 'events', 'files', 'generations', 'sessions']
         .concat('model-routes', 'usage', 'actors', 'quotas')
         .map(module => `${module}:*`),
       env: { PROVIDER_MAX_RETRIES: '0', FILES_INLINE_MAX_BYTES: '60000' },
-    })
+    }),
+  )
+  /** May only send and read messages, and download files. */
+  let runner: Client
+
+  before(async () => {
     runner = await keyWith(['sessions:SendSessionMessage', 'sessions:ListSessionMessages', 'files:DownloadFile'])
   })
-  after(() => app?.close())
 
   const keyWith = async (action: string[], resource: string[] = ['*']): Promise<Client> => {
     const policy = expectStatus(
@@ -99,7 +100,7 @@ describe('parts of messages', function () {
     assert.equal((await sent(session, [image(id, 'A cat')])).content, '[image: A cat]')
   })
 
-  it('are validated', async () => {
+  it('are validated by their type', async () => {
     const { session } = await talk(null)
     const id = await upload('image/png', PNG)
     const refused = async (parts: unknown, fields: Json = {}) =>

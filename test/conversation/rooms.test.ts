@@ -1,28 +1,20 @@
 import assert from 'node:assert/strict'
-import { type SessionApp, startSessionApp } from './session-support.ts'
+import { createdBy, postedBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+import { startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
-describe('rooms of several speakers', () => {
-  let app: SessionApp
-  before(async () => {
-    app = await startSessionApp({ actions: ['conversations:*', 'sessions:*', 'generations:*'] })
-  })
-  after(() => app?.close())
+describe('conversations of several speakers', () => {
+  const app = forSuite(() => startSessionApp({ actions: ['conversations:*', 'sessions:*', 'generations:*'] }))
 
-  const made = async (path: string, body: object) => {
-    const reply = await app.admin.post(path, { project_id: app.projectId, ...body })
-    assert.ok(reply.status < 300, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (path: string, body: object) => postedBy(app.admin, path, { project_id: app.projectId, ...body })
   const room = async () => {
     const { id } = await made('/conversations', {})
     await app.key.post(`/conversations/${id}/messages`, { role: 'user', message: 'Weather?' })
     return {
       async asks(speaker: object): Promise<Json> {
-        const { status, body } = await app.key.post(`/conversations/${id}/generate?wait=true`, speaker)
-        assert.equal(status, 200, JSON.stringify(body))
-        return body
+        return createdBy(app.key, `/conversations/${id}/generate?wait=true`, speaker, 200)
       },
     }
   }
@@ -56,7 +48,7 @@ describe('rooms of several speakers', () => {
     assert.equal(own.at(-1).content, '[Critic]: I agree.')
   })
 
-  it('tell personas of one agent apart, and an agent from a persona of a chat', async () => {
+  it('distinguish personas of one agent, and an agent from a persona of a chat', async () => {
     const agent = await app.scripted([{ reply: { text: 'Hello.' } }], { name: 'Cast' })
     const [ann, bob] = [
       await made('/actors', { name: 'Ann', agent_id: agent.agentId }),

@@ -4,9 +4,10 @@ import { openEvents } from '../execution/streams.ts'
 import { type Client, client, eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { steadyWorkers } from '../support/hosts.ts'
+import { forSuite } from '../support/suite.ts'
 import { endUser } from './end-user-support.ts'
 import { is, openTab } from './session-stream-support.ts'
-import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+import { expectRefusal, expectStatus, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
@@ -17,14 +18,10 @@ const SECRET = 'xylophone'
 
 describe('access to session streams', function () {
   this.timeout(60_000)
-  let app: SessionApp
+  const app = forSuite(() => startSessionApp({ actions: ACTIONS, env: { STREAM_PING_INTERVAL_MS: '200' } }))
   const steady = steadyWorkers()
-  before(async () => {
-    app = await startSessionApp({ actions: ACTIONS, env: { STREAM_PING_INTERVAL_MS: '200' } })
-  })
   after(async () => {
     await steady.stop()
-    await app.close()
   })
 
   const tab = (session: Json, key: Client, options?: Parameters<typeof openTab>[2]) =>

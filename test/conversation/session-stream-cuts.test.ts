@@ -4,8 +4,9 @@ import { eventually } from '../support/app.ts'
 import { type Frame, frameIn } from '../support/frames.ts'
 import { random } from '../support/random.ts'
 import { rounds } from '../support/rounds.ts'
+import { forSuite } from '../support/suite.ts'
 import { textOf } from './session-stream-support.ts'
-import { type SessionApp, startSessionApp } from './session-support.ts'
+import { startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
@@ -81,11 +82,7 @@ class CutReader {
 
 describe('session streams that are cut', function () {
   this.timeout(600_000)
-  let app: SessionApp
-  before(async () => {
-    app = await startSessionApp({ actions: ['agents:*', 'sessions:*'] })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startSessionApp({ actions: ['agents:*', 'sessions:*'] }))
 
   it('continue at any byte without loss or repeat', async () => {
     const words = ['alpha ', 'beta ', 'gamma ', 'delta ', 'epsilon']

@@ -2,8 +2,9 @@ import assert from 'node:assert/strict'
 import http from 'node:http'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { endUser } from './end-user-support.ts'
-import { expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+import { expectStatus, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
@@ -42,18 +43,16 @@ function open(url: string, token: string, session: Json) {
 
 describe('many session streams', function () {
   this.timeout(120_000)
-  let app: SessionApp
-  const streams: ReturnType<typeof open>[] = []
-  before(async () => {
-    app = await startSessionApp({
+  const app = forSuite(() =>
+    startSessionApp({
       actions: ['agents:*', 'sessions:*'],
       workers: [],
       env: { STREAM_PING_INTERVAL_MS: '3600000' },
-    })
-  })
+    }),
+  )
+  const streams: ReturnType<typeof open>[] = []
   after(async () => {
     for (const stream of streams) stream.close()
-    await app.close()
   })
 
   const token = () => app.key.token as string

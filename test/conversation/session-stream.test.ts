@@ -3,8 +3,9 @@ import { sql } from '#core/db/sql.ts'
 import { type Client, client } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 import { is, openTab } from './session-stream-support.ts'
-import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+import { expectRefusal, expectStatus, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
@@ -21,14 +22,10 @@ const ACTIONS = [
 
 describe('session streams', function () {
   this.timeout(60_000)
-  let app: SessionApp
+  const app = forSuite(() => startSessionApp({ actions: ACTIONS, env: { STREAM_PING_INTERVAL_MS: '200' } }))
   const steady = steadyWorkers()
-  before(async () => {
-    app = await startSessionApp({ actions: ACTIONS, env: { STREAM_PING_INTERVAL_MS: '200' } })
-  })
   after(async () => {
     await steady.stop()
-    await app.close()
   })
 
   const tab = (session: Json, options?: Parameters<typeof openTab>[2], at: { url: string; key: Client } = app) =>

@@ -6,7 +6,7 @@ import { type Client, eventually, type Reply } from '../support/app.ts'
 
 type Json = Record<string, any>
 
-/** An application with an agent on a lane of its own of the model double, and the few calls every session test makes. */
+/** An application with an agent on a separate lane of the model double, and the few calls every session test makes. */
 export type SessionApp = AgentApp & {
   /** An agent whose model answers by these rules. */
   scripted(rules: DoubleRule[], fields?: Json): Promise<{ agentId: string; requests(): Promise<Json[]> }>

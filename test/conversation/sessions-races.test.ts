@@ -3,7 +3,8 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { client, eventually, type Reply } from '../support/app.ts'
 import { runWorker, steadyWorkers } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
-import { contents, expectRefusal, expectStatus, roles, type SessionApp, startSessionApp } from './session-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { contents, expectRefusal, expectStatus, roles, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
@@ -21,11 +22,7 @@ async function nineAnswered(calls: Promise<Reply>[]): Promise<void> {
 
 describe('sessions under concurrency', function () {
   this.timeout(60_000)
-  let app: SessionApp
-  before(async () => {
-    app = await startSessionApp({ actions: ACTIONS, env: { SESSION_SWEEP_SECONDS: '1' } })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startSessionApp({ actions: ACTIONS, env: { SESSION_SWEEP_SECONDS: '1' } }))
 
   const read = async (session: Json) => expectStatus(await app.key.get(`/sessions/${session.id}`), 200)
   const patch = (session: Json, body: Json) => app.key.patch(`/sessions/${session.id}`, body)
@@ -159,7 +156,7 @@ describe('sessions under concurrency', function () {
 
   it('a close that races the end of a turn leaves the reply and a completed turn, or neither', async () => {
     const outcomes = new Set<string>()
-    // The close follows the opening of the gate so many ms later, or comes before it: nearer and nearer to the end of
+    // The close follows the opening of the gate by a number of ms, or comes before it: nearer and nearer to the end of
     // the turn, which lies elsewhere on every machine.
     let lag = 0
     let step = 8
@@ -266,14 +263,10 @@ describe('sessions under concurrency', function () {
 
 describe('sessions over several processes', function () {
   this.timeout(90_000)
-  let app: SessionApp
+  const app = forSuite(() => startSessionApp({ workers: [], actions: ACTIONS, env }))
   const steady = steadyWorkers()
   const env = { CONVERSATION_SWEEP_SECONDS: '1', GENERATION_LEASE_SECONDS: '2' }
-  before(async () => {
-    app = await startSessionApp({ workers: [], actions: ACTIONS, env })
-  })
   afterEach(() => steady.stop())
-  after(() => app.close())
 
   const worker = () => steady.start(app.databaseUrl, env, ['generation'])
 

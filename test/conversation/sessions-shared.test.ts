@@ -1,22 +1,15 @@
 import assert from 'node:assert/strict'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { accepted, shared } from '../execution/share-support.ts'
 import { client } from '../local/double/client.ts'
-import { eventually, type Reply, type TestProject } from '../support/app.ts'
-
-const code = ({ status, body }: Reply) => [status, body?.error?.code]
+import { eventually } from '../support/app.ts'
+import { createdBy, refusalOf } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('sessions with a shared agent', () => {
-  let app: AgentApp
-  let double: ReturnType<typeof client>
-  let grantee: TestProject
-
-  before(async () => {
-    app = await startAgentApp({ actions: ['agents:*', 'shares:*', 'sessions:*'] })
-    double = client(app.double)
-    grantee = await app.projectWith(['sessions:*', 'shares:*', 'generations:GetGeneration', 'actors:*'])
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startAgentApp({ actions: ['agents:*', 'shares:*', 'sessions:*'] }))
+  const double = forSuite(() => client(app.double))
+  const grantee = forSuite(() => app.projectWith(['sessions:*', 'shares:*', 'generations:GetGeneration', 'actors:*']))
 
   const usable = async (fields: object = {}, terms: object = {}) => {
     const id = await app.agent(fields as never)
@@ -24,11 +17,7 @@ describe('sessions with a shared agent', () => {
     await accepted(grantee.key, share.id)
     return { id, share: share.id as string }
   }
-  const open = async (fields: object) => {
-    const { status, body } = await grantee.key.post('/sessions', fields)
-    assert.equal(status, 201, JSON.stringify(body))
-    return body
-  }
+  const open = (fields: object) => createdBy(grantee.key, '/sessions', fields)
   const say = (session: string, query = '') =>
     grantee.key.post(`/sessions/${session}/messages${query}`, { message: 'hello' })
 
@@ -50,26 +39,26 @@ describe('sessions with a shared agent', () => {
 
   it('are refused where nothing shares the agent', async () => {
     const own = await app.agent()
-    assert.deepEqual(code(await grantee.key.post('/sessions', { agent_id: own })), [400, 'AGENT_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await grantee.key.post('/sessions', { agent_id: own })), [400, 'AGENT_NOT_FOUND'])
     const { id, share } = await usable()
     const stranger = (await app.projectWith(['sessions:*'])).key
-    assert.deepEqual(code(await stranger.post('/sessions', { agent_id: id })), [400, 'AGENT_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await stranger.post('/sessions', { agent_id: id })), [400, 'AGENT_NOT_FOUND'])
     await app.key.post(`/shares/${share}/suspend`)
-    assert.deepEqual(code(await grantee.key.post('/sessions', { agent_id: id })), [400, 'AGENT_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await grantee.key.post('/sessions', { agent_id: id })), [400, 'AGENT_NOT_FOUND'])
   })
 
   it('keep the rule of one session for an end user', async () => {
     const { id } = await usable({ single_session_per_actor: true })
     const actor_id = (await grantee.key.post('/actors', { name: 'Ann' })).body.id
     const first = await open({ agent_id: id, actor_id })
-    assert.deepEqual(code(await grantee.key.post('/sessions', { agent_id: id, actor_id })), [
+    assert.deepEqual(refusalOf(await grantee.key.post('/sessions', { agent_id: id, actor_id })), [
       409,
       'SINGLE_SESSION_CONFLICT',
     ])
     await grantee.key.patch(`/sessions/${first.id}`, { status: 'closed' })
     await open({ agent_id: id, actor_id })
     const reopened = await grantee.key.patch(`/sessions/${first.id}`, { status: 'open' })
-    assert.deepEqual(code(reopened), [409, 'SINGLE_SESSION_CONFLICT'])
+    assert.deepEqual(refusalOf(reopened), [409, 'SINGLE_SESSION_CONFLICT'])
   })
 
   it('count each turn in the cap, and keep messages whose turn it refuses', async () => {
@@ -79,7 +68,7 @@ describe('sessions with a shared agent', () => {
     const asked = await grantee.key.post(`/sessions/${session.id}/generate?wait=true`)
     assert.equal(asked.status, 200, JSON.stringify(asked.body))
     const third = await grantee.key.post(`/sessions/${session.id}/generate?wait=true`)
-    assert.deepEqual(code(third), [429, 'SHARE_CAP_EXCEEDED'])
+    assert.deepEqual(refusalOf(third), [429, 'SHARE_CAP_EXCEEDED'])
     const stored = (await say(session.id)).body
     const turn = await eventually(async () => {
       const { body } = await grantee.key.get(`/generations/${stored.generation_id}`)
@@ -97,14 +86,14 @@ describe('sessions with a shared agent', () => {
     await say(session.id)
     await app.key.post(`/shares/${share}/suspend`)
     const suspended = await grantee.key.post(`/sessions/${session.id}/generate?wait=true`)
-    assert.deepEqual(code(suspended), [400, 'AGENT_NOT_FOUND'])
+    assert.deepEqual(refusalOf(suspended), [400, 'AGENT_NOT_FOUND'])
     const own = (await app.key.post('/sessions', { agent_id: id })).body
     const deleted = await app.key.delete(`/agents/${id}?force=true`)
     assert.equal(deleted.status, 204, JSON.stringify(deleted.body))
     assert.equal((await app.key.get(`/sessions/${own.id}`)).status, 404)
     assert.equal((await grantee.key.get(`/sessions/${session.id}`)).body.agent_id, id)
     const gone = await grantee.key.post(`/sessions/${session.id}/generate?wait=true`)
-    assert.deepEqual(code(gone), [400, 'AGENT_NOT_FOUND'])
+    assert.deepEqual(refusalOf(gone), [400, 'AGENT_NOT_FOUND'])
     assert.equal((await grantee.key.delete(`/sessions/${session.id}`)).status, 204)
   })
 })

@@ -2,18 +2,15 @@ import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { eventually, type Reply } from '../support/app.ts'
 import { framesOf } from '../support/frames.ts'
-import { contents, expectRefusal, expectStatus, roles, type SessionApp, startSessionApp } from './session-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { contents, expectRefusal, expectStatus, roles, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
 const ACTIONS = ['actors:*', 'agents:*', 'conversations:*', 'events:*', 'generations:*', 'sessions:*']
 
 describe('sessions', () => {
-  let app: SessionApp
-  before(async () => {
-    app = await startSessionApp({ actions: ACTIONS, env: { SYNC_WAIT_SECONDS: '5' } })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startSessionApp({ actions: ACTIONS, env: { SYNC_WAIT_SECONDS: '5' } }))
 
   const actor = async (fields: Json = {}) =>
     expectStatus(await app.key.post('/actors', { name: 'Ann', ...fields }), 201)

@@ -5,6 +5,7 @@ import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 import { placesOf } from '../support/search-everywhere.ts'
+import { forSuite } from '../support/suite.ts'
 import { CHAT_ACTIONS, endUser } from './end-user-support.ts'
 import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
 
@@ -368,15 +369,13 @@ describe('summaries of conversations', function () {
 describe('summaries of conversations and their workers', function () {
   this.timeout(120_000)
   const FAST = { GENERATION_LEASE_SECONDS: '2' }
-  let app: SessionApp
+  const app = forSuite(() => startSessionApp({ actions: ACTIONS, workers: [], env: FAST }))
   let t: ReturnType<typeof summariesOf>
   const steady = steadyWorkers()
   before(async () => {
-    app = await startSessionApp({ actions: ACTIONS, workers: [], env: FAST })
     t = summariesOf(app)
   })
   afterEach(() => steady.stop())
-  after(() => app.close())
   const worker = () => steady.start(app.databaseUrl, FAST, ['generation'])
 
   it('are written once after a killed worker', async () => {

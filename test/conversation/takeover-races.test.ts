@@ -2,7 +2,8 @@ import assert from 'node:assert/strict'
 import { client, type Reply } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
-import { expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { expectStatus, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
@@ -22,11 +23,7 @@ async function rounds(count: number, width: number, round: (n: number) => Promis
 
 describe('takeovers and turns in parallel', function () {
   this.timeout(120_000)
-  let app: SessionApp
-  before(async () => {
-    app = await startSessionApp({ actions: ACTIONS })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startSessionApp({ actions: ACTIONS }))
 
   const path = (session: Json) => `/sessions/${session.id}`
 
@@ -92,14 +89,10 @@ describe('takeovers and turns in parallel', function () {
 
 describe('takeovers and lost processes', function () {
   this.timeout(90_000)
-  let app: SessionApp
+  const app = forSuite(() => startSessionApp({ workers: [], actions: ACTIONS, env }))
   const steady = steadyWorkers()
   const env = { CONVERSATION_SWEEP_SECONDS: '1', GENERATION_LEASE_SECONDS: '2' }
-  before(async () => {
-    app = await startSessionApp({ workers: [], actions: ACTIONS, env })
-  })
   afterEach(() => steady.stop())
-  after(() => app.close())
 
   const path = (session: Json) => `/sessions/${session.id}`
   const worker = () => steady.start(app.databaseUrl, env, ['generation'])

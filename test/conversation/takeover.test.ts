@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
 import { client, eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { chat, endUser, openEndUserStream } from './end-user-support.ts'
-import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+import { expectRefusal, expectStatus, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 type Caller = ReturnType<typeof client> & { id: string }
@@ -27,18 +28,18 @@ const times = <T>(n: number, make: (index: number) => T): T[] => [...Array(n).ke
 
 describe('takeover', function () {
   this.timeout(60_000)
-  let app: SessionApp
+  const app = forSuite(() =>
+    startSessionApp({
+      actions: ACTIONS,
+      env: { SESSION_SWEEP_SECONDS: '1', CONVERSATION_SWEEP_SECONDS: '1' },
+    }),
+  )
   let operator: Caller
   let colleague: Caller
   before(async () => {
-    app = await startSessionApp({
-      actions: ACTIONS,
-      env: { SESSION_SWEEP_SECONDS: '1', CONVERSATION_SWEEP_SECONDS: '1' },
-    })
     operator = await staff('Rosa', ['sessions:OperateSession'])
     colleague = await staff(null, ['sessions:OperateSession'])
   })
-  after(() => app.close())
 
   /** A user who may do exactly this in the project. */
   const staff = async (display_name: string | null, action: string[]): Promise<Caller> => {

@@ -5,6 +5,7 @@ import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 import { placesOf } from '../support/search-everywhere.ts'
+import { forSuite } from '../support/suite.ts'
 import { CHAT_ACTIONS, endUser } from './end-user-support.ts'
 import { openTab } from './session-stream-support.ts'
 import { expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
@@ -42,13 +43,11 @@ function titlesOf(app: SessionApp) {
 
 describe('names of sessions by the agent', function () {
   this.timeout(60_000)
-  let app: SessionApp
+  const app = forSuite(() => startSessionApp({ actions: ACTIONS, workers: ['generation', 'snapshot'] }))
   let t: ReturnType<typeof titlesOf>
   before(async () => {
-    app = await startSessionApp({ actions: ACTIONS, workers: ['generation', 'snapshot'] })
     t = titlesOf(app)
   })
-  after(() => app.close())
 
   it('are set after the first completed turn, from its two messages', async () => {
     const { agentId, titles } = await t.agent({ text: '"An order that\u0007 is late"\nMore text', usage: {} })
@@ -220,15 +219,13 @@ describe('names of sessions by the agent', function () {
 describe('names of sessions and their workers', function () {
   this.timeout(120_000)
   const FAST = { GENERATION_LEASE_SECONDS: '2' }
-  let app: SessionApp
+  const app = forSuite(() => startSessionApp({ actions: ACTIONS, workers: [], env: FAST }))
   let t: ReturnType<typeof titlesOf>
   const steady = steadyWorkers()
   before(async () => {
-    app = await startSessionApp({ actions: ACTIONS, workers: [], env: FAST })
     t = titlesOf(app)
   })
   afterEach(() => steady.stop())
-  after(() => app.close())
 
   it('are set once after a killed worker', async () => {
     for (const point of ['session.title/claimed', 'title_answered', 'session.title/ending']) {

@@ -1,25 +1,23 @@
 import assert from 'node:assert/strict'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { openStream, readStream } from '../execution/streams.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
-import type { Reply } from '../support/app.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import { storedEvents } from '../support/events.ts'
-
-const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
-const call = (name: string, args: object = {}) => ({ tool_calls: [{ name, args }] })
-const said = (...replies: object[]) => `@double ${JSON.stringify(replies)}`
+import { createdBy, refusalOf } from '../support/replies.ts'
+import { scriptOf, toolCall } from '../support/scripts.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('tools in sessions and conversations', () => {
-  let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
+      actions: ['sessions:*', 'conversations:*', 'agents:CreateAgentGeneration', 'generations:GetGeneration'],
+    }),
+  )
   let agent: string
 
   before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({
-      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
-      actions: ['sessions:*', 'conversations:*', 'agents:CreateAgentGeneration', 'generations:GetGeneration'],
-    })
     agent = await app.agent({
       tool_bindings: [
         { tool: { name: 'pick', type: 'client' } },
@@ -27,16 +25,8 @@ describe('tools in sessions and conversations', () => {
       ],
     })
   })
-  after(async () => {
-    await app.close()
-    await target.close()
-  })
 
-  const open = async (fields: object = {}) => {
-    const made = await app.key.post('/sessions', { agent_id: agent, ...fields })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body
-  }
+  const open = (fields: object = {}) => createdBy(app.key, '/sessions', { agent_id: agent, ...fields })
   const say = (session: string, content: string) => app.key.post(`/sessions/${session}/messages`, { message: content })
   const generate = (session: string, query = '?wait=true') => app.key.post(`/sessions/${session}/generate${query}`, {})
   const messages = async (session: string) => (await app.key.get(`/sessions/${session}/messages`)).body.data
@@ -46,7 +36,7 @@ describe('tools in sessions and conversations', () => {
       tool_outputs: result.required_action.tool_calls.map(({ id }: { id: string }) => ({ tool_call_id: id, output })),
     })
   const paused = async (session: string) => {
-    await say(session, said(call('pick', { n: 1 }), { text: 'got {{tool.pick}}' }))
+    await say(session, scriptOf(toolCall('pick', { n: 1 }), { text: 'got {{tool.pick}}' }))
     const { body } = await generate(session)
     assert.equal(body.status, 'requires_action', JSON.stringify(body))
     return body
@@ -58,7 +48,7 @@ describe('tools in sessions and conversations', () => {
     assert.deepEqual([result.message, result.required_action.tool_calls[0].args], [null, { n: 1 }])
     assert.equal((await messages(id)).length, 1)
     const wrong = { generation_id: result.generation_id, tool_outputs: [{ tool_call_id: 'x', output: 1 }] }
-    assert.deepEqual(code(await app.key.post(`/sessions/${id}/tool-outputs`, wrong)), [400, 'VALIDATION_FAILED'])
+    assert.deepEqual(refusalOf(await app.key.post(`/sessions/${id}/tool-outputs`, wrong)), [400, 'VALIDATION_FAILED'])
     const both = await Promise.all([outputs(id, result, 'seven'), outputs(id, result, 'seven')])
     assert.deepEqual(both.map(({ status }) => status).sort(), [200, 404])
     const done = both.find(({ status }) => status === 200)?.body
@@ -70,7 +60,7 @@ describe('tools in sessions and conversations', () => {
         ['assistant', 'got seven'],
       ],
     )
-    assert.deepEqual(code(await outputs(id, result, 1)), [404, 'GENERATION_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await outputs(id, result, 1)), [404, 'GENERATION_NOT_FOUND'])
     const names = (await storedEvents(app.services.pool, { resource: id })).map(({ name }) => name)
     assert.deepEqual(names, [
       'sessions.created',
@@ -83,7 +73,7 @@ describe('tools in sessions and conversations', () => {
   it('keep no session busy while paused; the resumed turn is enqueued at the end', async () => {
     const { id } = await open()
     const result = await paused(id)
-    await say(id, said({ text: 'meanwhile' }))
+    await say(id, scriptOf({ text: 'meanwhile' }))
     const between = await generate(id)
     assert.equal(between.body.content, 'meanwhile')
     assert.equal((await outputs(id, result, 'late')).body.content, 'got late')
@@ -106,15 +96,15 @@ describe('tools in sessions and conversations', () => {
   it('are refused of other sessions and of closed ones, and consume nothing', async () => {
     const [mine, other] = [await open(), await open()]
     const result = await paused(mine.id)
-    assert.deepEqual(code(await outputs(other.id, result, 1)), [404, 'GENERATION_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await outputs(other.id, result, 1)), [404, 'GENERATION_NOT_FOUND'])
     await app.key.patch(`/sessions/${mine.id}`, { status: 'closed' })
-    assert.deepEqual(code(await outputs(mine.id, result, 1)), [409, 'SESSION_CLOSED'])
+    assert.deepEqual(refusalOf(await outputs(mine.id, result, 1)), [409, 'SESSION_CLOSED'])
     assert.equal((await app.key.get(`/generations/${result.generation_id}`)).body.status, 'requires_action')
   })
 
   it('stream tool events and the events after a pause', async () => {
     const { id } = await open()
-    await say(id, said(call('server'), call('pick'), { text: 'the end' }))
+    await say(id, scriptOf(toolCall('server'), toolCall('pick'), { text: 'the end' }))
     const first = await readStream(await openStream(app, `/sessions/${id}/generate`, { stream: true }))
     assert.deepEqual(
       first.map(({ event }) => event),
@@ -134,7 +124,7 @@ describe('tools in sessions and conversations', () => {
     const actor = (await app.admin.post('/actors', { project_id: app.projectId, name: 'Ada', external_id: 'ext-1' }))
       .body
     const { id } = await open({ actor_id: actor.id, tool_context: { tenant: 'acme', sessionId: 'forged' } })
-    await say(id, said(call('server'), { text: 'ok' }))
+    await say(id, scriptOf(toolCall('server'), { text: 'ok' }))
     await generate(id)
     const { headers } = target.last()
     assert.equal(headers['x-svc-context-tenant'], 'acme')
@@ -148,7 +138,7 @@ describe('tools in sessions and conversations', () => {
     const own = await app.agent({ tool_bindings: [{ tool }] })
     const { id } = (await app.key.post('/sessions', { agent_id: own, auto_generate: false })).body
     const calls = { tool_calls: [{ name: 'api_generate-session-reply', args: { session_id: id } }] }
-    await say(id, said(calls, { text: 'well' }))
+    await say(id, scriptOf(calls, { text: 'well' }))
     const { body } = await generate(id)
     assert.equal(body.content, 'well')
     const { steps } = (await app.admin.get(`/generations/${body.generation_id}/transcript`)).body
@@ -159,7 +149,7 @@ describe('tools in sessions and conversations', () => {
     const { id } = await open()
     const result = await paused(id)
     assert.equal((await app.key.delete(`/sessions/${id}`)).status, 204)
-    assert.deepEqual(code(await outputs(id, result, 1)), [404, 'RESOURCE_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await outputs(id, result, 1)), [404, 'RESOURCE_NOT_FOUND'])
     const path = `/agents/${agent}/generate/${result.generation_id}/tool-outputs`
     const tool_outputs = [{ tool_call_id: result.required_action.tool_calls[0].id, output: 'x' }]
     const refused = await app.key.post(path, { tool_outputs })

@@ -1,11 +1,12 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster, steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 const FAST = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1', CONVERSATION_SWEEP_SECONDS: '1' }
 
@@ -13,19 +14,14 @@ const ACTIONS = ['conversations:*', 'sessions:*', 'generations:*', 'agents:*', '
 
 describe('turns of a conversation that is deleted', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let double: ReturnType<typeof client>
+  const app = forSuite(() => startAgentApp({ actions: ACTIONS, workers: [], env: FAST }))
+  const double = forSuite(() => client(app.double))
   let running: TestProcess[] = []
-  before(async () => {
-    app = await startAgentApp({ actions: ACTIONS, workers: [], env: FAST })
-    double = client(app.double)
-  })
   afterEach(async () => {
     await steady.stop()
     for (const each of running) await each.kill()
     running = []
   })
-  after(() => app.close())
 
   const worker = async () => {
     const made = await startProcess('worker', app.databaseUrl, FAST, ['generation'])
@@ -59,7 +55,7 @@ describe('turns of a conversation that is deleted', function () {
     await double.put(gate, { rules: [{ reply: { text: 'late', gate } }] } as never)
     const made = await worker()
     const id = await asked(await app.agent({ model: `${gate}/m` }))
-    await eventually(async () => ((await double.gate(gate))?.waiting ?? 0) > 0, { what: 'the model is asked' })
+    await eventually(async () => ((await double.gate(gate))?.waiting ?? 0) > 0, { what: 'the model is called' })
     await made.kill()
     const { status, conversation_id, session_id } = await turn(id)
     assert.equal(status, 'in_progress')
@@ -105,7 +101,7 @@ describe('turns of a conversation that is deleted', function () {
       reserve: true,
     }
     await ok(app.admin.post('/quotas', { project_id: app.projectId, ...quota }), 201)
-    // Of the first turns of an agent nobody knows what they will use, so that they follow each other.
+    // Of the first turns of an agent the usage is unpredictable, so that they follow each other.
     const next = () => app.key.post(`/agents/${agent_id}/generate?wait=false`, { prompt: 'hello' })
     assert.equal((await next()).status, 429)
     await forget()

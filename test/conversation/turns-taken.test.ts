@@ -1,28 +1,27 @@
 import assert from 'node:assert/strict'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
-import { contents, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { contents, expectStatus, startSessionApp } from './session-support.ts'
 
 const FAST = { GENERATION_LEASE_SECONDS: '2', CONVERSATION_SWEEP_SECONDS: '1' }
 
 describe('a turn that was taken by a worker that is lost before it starts', function () {
   this.timeout(60_000)
-  let app: SessionApp
-  before(async () => {
-    app = await startSessionApp({
+  const app = forSuite(() =>
+    startSessionApp({
       actions: ['conversations:*', 'sessions:*', 'generations:*'],
       workers: [],
       env: FAST,
-    })
-  })
+    }),
+  )
   afterEach(() => steady.stop())
-  after(() => app.close())
 
   const doomedWorker = () =>
     startProcess('worker', app.databaseUrl, { ...FAST, FAULT_POINTS: 'turn_taken=kill' }, ['generation'])
   const steady = steadyWorkers()
   const worker = () => steady.start(app.databaseUrl, FAST, ['generation'])
-  /** What the model was asked, but for the instructions. */
+  /** The prompt of the model, but for the instructions. */
   const asked = async (requests: () => Promise<any[]>) =>
     (await requests()).map(({ body }) =>
       body.messages.filter(({ role }: any) => role !== 'system').map(({ content }: any) => content),

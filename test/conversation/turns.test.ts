@@ -9,6 +9,7 @@ import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 const ACTIONS = [
   'actors',
@@ -51,7 +52,7 @@ function kit(app: AgentApp) {
         },
         { within, what: `end of ${id}` },
       ),
-    /** An agent whose model answers by a script of its own. */
+    /** An agent whose model answers by a separate script. */
     scripted: async (lane: string, rules: object[], fields: object = {}) => {
       await double.put(lane, { rules } as never)
       return app.agent({ model: `${lane}/m`, ...fields })
@@ -75,17 +76,17 @@ function kit(app: AgentApp) {
 
 describe('turns of a conversation', function () {
   this.timeout(60_000)
-  let app: AgentApp
+  const app = forSuite(() =>
+    startAgentApp({
+      actions: ACTIONS,
+      env: { CONVERSATION_SWEEP_SECONDS: '1', PROVIDER_MAX_RETRIES: '0', SYNC_WAIT_SECONDS: '5' },
+    }),
+  )
   let t: ReturnType<typeof kit>
 
   before(async () => {
-    app = await startAgentApp({
-      actions: ACTIONS,
-      env: { CONVERSATION_SWEEP_SECONDS: '1', PROVIDER_MAX_RETRIES: '0', SYNC_WAIT_SECONDS: '5' },
-    })
     t = kit(app)
   })
-  after(() => app.close())
 
   describe('what refuses a request', () => {
     it('is answered before anything is written', async () => {
@@ -458,7 +459,7 @@ describe('turns of a conversation', function () {
       const first = (await t.ask(id)).body
       const second = (await t.ask(id)).body
       try {
-        // The first try fails; the rest of the tries is skipped, and the last one is let through at once.
+        // The first try fails; the rest of the tries is skipped, and the last one is let through immediately.
         await eventually(
           async () =>
             (
@@ -599,7 +600,7 @@ describe('turns of a conversation', function () {
   })
 })
 
-/** Beside six of the queues, the one that listens and the one that notifies. */
+/** In addition to six of the queues, a connection that listens and another that notifies. */
 const THREE_CONNECTIONS = { DATABASE_POOL_MAX: '11' }
 
 describe('turns of a conversation over processes', function () {
@@ -648,7 +649,7 @@ describe('turns of a conversation over processes', function () {
         return id as string
       })
       const ids = await Promise.all(rounds)
-      // Nobody has opened its secrets since.
+      // No process has opened its secrets since.
       const linked = await small.key.patch(`/ai-providers/${small.providerId}`, { secret_id: secret.body.id })
       assert.equal(linked.status, 200, JSON.stringify(linked.body))
       const answers = await Promise.all(
@@ -682,7 +683,7 @@ describe('turns of a conversation over processes', function () {
           return id as string
         }),
       )
-      // Two looks at secrets: while those who ask for turns take the connections, the second one has to wait.
+      // Two reads of secrets: while requests for turns take the connections, the second one has to wait.
       const headers = { 'X-Key': `{{secret:${secret_id}}}` }
       const linked = await small.key.patch(`/ai-providers/${small.providerId}`, { secret_id, config: { headers } })
       assert.equal(linked.status, 200, JSON.stringify(linked.body))

@@ -1,21 +1,19 @@
 import assert from 'node:assert/strict'
 import net from 'node:net'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** What a request may cost before anybody is known, and what a body may cost before it is parsed. */
 describe('a body', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
   let web: TestProcess
-  let project: Awaited<ReturnType<TestApp['project']>>
   before(async () => {
-    app = await startApp()
-    project = await app.project()
     web = await startProcess('web', app.databaseUrl)
   })
   after(async () => {
     await web.kill()
-    await app.close()
   })
 
   const cpu = async (): Promise<number> => {
@@ -57,7 +55,7 @@ describe('a body', () => {
   const head = (fields: string[]) =>
     ['POST /api/v1/actors HTTP/1.1', 'Host: x', 'Content-Type: application/json', ...fields, '', ''].join('\r\n')
 
-  it('of nobody is not read beyond 64 KiB, and the connection ends', async () => {
+  it('of an anonymous caller is not read beyond 64 KiB, and the connection ends', async () => {
     const before = await cpu()
     for (let round = 0; round < 20; round++) {
       const declared = await raw(head([`Content-Length: ${brackets.length}`]), brackets)
@@ -67,13 +65,13 @@ describe('a body', () => {
     assert.ok((await cpu()) - before < 5000)
   })
 
-  it('of nobody that does not say how long it is ends the same way', async () => {
+  it('of an anonymous caller without a length ends the same way', async () => {
     const chunk = Buffer.concat([Buffer.from('100000\r\n'), Buffer.alloc(0x100000, '['), Buffer.from('\r\n')])
     const { status, closed } = await raw(head(['Transfer-Encoding: chunked']), Buffer.concat([chunk, chunk]))
     assert.deepEqual([status, closed], [413, true])
   })
 
-  it('of nobody that is small is 401, and of somebody with a bad credential too', async () => {
+  it('of an anonymous caller that is small is 401, and with an invalid credential too', async () => {
     for (const fields of [[], ['Authorization: Bearer sk_0000000000000000000000000000000000000000000']]) {
       const body = Buffer.from('{"name":"a"}')
       const { status } = await raw(head([`Content-Length: ${body.length}`, 'Connection: close', ...fields]), body)
@@ -114,13 +112,9 @@ describe('a body', () => {
 })
 
 describe('connections of a project', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
+  const app = forSuite(startApp)
 
-  it('are at most a third of the pool: what waits for its own rows holds up nobody else', async () => {
+  it('are at most a third of the pool: waiting for locked rows delays no other project', async () => {
     const [noisy, quiet] = [await app.project(), await app.project()]
     await quiet.key.post('/secrets', { name: 's', value: 'v' })
     const lock = new (await import('pg')).default.Client({ connectionString: app.databaseUrl })
@@ -142,7 +136,7 @@ describe('connections of a project', () => {
     }
   })
 
-  it('are waited for in turn, and not for ever', async () => {
+  it('are waited for in turn, and within a limit', async () => {
     const noisy = await app.project()
     const lock = new (await import('pg')).default.Client({ connectionString: app.databaseUrl })
     await lock.connect()

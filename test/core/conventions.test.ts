@@ -2,10 +2,11 @@ import assert from 'node:assert/strict'
 import { isDeepStrictEqual } from 'node:util'
 import { onSeparateConnection } from '#core/db/pool.ts'
 import { sql } from '#core/db/sql.ts'
-import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, type Reply, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { type Described, describedOperations, withoutSharing } from '../support/fuzz.ts'
 import { populate } from '../support/populate.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
 
@@ -24,10 +25,10 @@ const pathWith = (described: Described, ids: Record<string, string>): string =>
     .replace(/(?<=\/messages\/)\{document_id\}/, ids.message_document_id)
     .replace(/\{(\w+)\}/g, (_, name: string) => ids[name] ?? assert.fail(name))
 
-/** Routes that look at a token of their own before they look at the body. */
+/** Routes that check a separate token before they read the body. */
 const WITH_TOKEN = ['uploadFileWithToken', 'completeIngestionCallback', 'callOrchestrationRunHook', 'callTriggerHook']
 
-/** What a read shows of records beside what their events do: what belongs to the reader, and what counts others without an event. */
+/** Fields of a read that events lack: fields for the reader, and counts of others without an event. */
 const READ_ALONE: Record<string, readonly string[]> = {
   documents: ['content'],
   shares: ['acceptance', 'projection'],
@@ -44,22 +45,20 @@ const withoutTimes = (records: Json[]) =>
 
 const hasId = (body: unknown): boolean => typeof body === 'object' && body !== null && 'id' in body
 
-/** Lists of figures: a parameter that they do not know would seem to narrow them. */
+/** Lists of figures: a parameter that is unknown would seem to narrow them. */
 const REFUSING = ['listUsageEvents']
 
 describe('conventions', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let ids: Record<string, string>
   let operations: Described[]
   let schemas: Json
   before(async () => {
-    app = await startApp()
     ids = await populate(app)
     const document = withoutSharing((await app.anonymous.get('//openapi.json')).body)
     operations = describedOperations(document)
     schemas = document.components.schemas
   })
-  after(() => app?.close())
 
   const call = (client: Client, described: Described, body?: unknown, query = ''): Promise<Reply> => {
     const path = pathWith(described, ids) + query
@@ -115,7 +114,7 @@ describe('conventions', () => {
       }
     })
 
-    it('takes a larger limit as its largest and tells so', async () => {
+    it('treats a larger limit as its largest and says so', async () => {
       for (const list of local()) {
         const { status, body } = await call(app.admin, list, undefined, `?limit=1000000${needed(list)}`)
         assert.deepEqual([status, body.limit], [200, sizeOf(list).max], list.id)
@@ -135,7 +134,7 @@ describe('conventions', () => {
       }
     })
 
-    it('refuses a limit below 1, a negative offset and what is no integer', async () => {
+    it('refuses a limit below 1, a negative offset and values that are no integer', async () => {
       for (const list of local()) {
         for (const query of [
           'limit=0',
@@ -262,9 +261,8 @@ describe('conventions', () => {
   })
 
   describe('a status filter', () => {
-    let key: Client
+    const key = forSuite(async () => (await app.project()).key)
     before(async () => {
-      key = (await app.project()).key
       const provider = await key.post('/ai-providers', {
         name: 'p',
         provider: 'custom',
@@ -311,9 +309,8 @@ describe('conventions', () => {
   })
 
   describe('a tag filter', () => {
-    let key: Client
+    const key = forSuite(async () => (await app.project()).key)
     before(async () => {
-      key = (await app.project()).key
       for (const [name, tags] of Object.entries({
         both: { team: 'red', tier: 'gold' },
         one: { team: 'red' },
@@ -351,19 +348,19 @@ describe('conventions', () => {
   })
 
   describe('a body', () => {
-    it('with a property that no operation knows is refused by its name, everywhere', async () => {
+    it('with an unknown property is refused by its name, everywhere', async () => {
       const changing = operations.filter(
         ({ id, method, operation: { requestBody } }) =>
           method !== 'GET' && !WITH_TOKEN.includes(id) && (!requestBody || requestBody.content['application/json']),
       )
-      // A create must find its project before it looks at the rest.
+      // A create must find its project before it checks the rest.
       const projectFor = ({ operation }: Described) => {
         const { schema } = operation.requestBody?.content['application/json'] ?? {}
         const named = schema?.$ref ? schemas[schema.$ref.split('/').at(-1)] : schema
         return named?.properties?.project_id ? { project_id: ids.project_id } : {}
       }
       assert.ok(changing.length > 60)
-      // The query is looked at before the body.
+      // The query is checked before the body.
       const query: Record<string, string> = { deleteUserIdentity: '?issuer=https://login.example&subject=someone' }
       for (const described of changing) {
         const body = { ...projectFor(described), surprise_property: 1 }
@@ -389,7 +386,7 @@ describe('conventions', () => {
         assert.equal((await call(app.admin, described)).status, 200, described.id)
     })
 
-    it('with a form field that no operation knows is refused by its name too', async () => {
+    it('with an unknown form field is refused by its name too', async () => {
       const forms = operations.filter(({ operation }) => operation.requestBody?.content['multipart/form-data'])
       assert.ok(forms.length > 0)
       for (const { method, path } of forms) {
@@ -423,7 +420,7 @@ describe('conventions', () => {
       })
     })
 
-    it('leaves what a PATCH does not name, clears what it sets to null where that is allowed', async () => {
+    it('leaves fields unchanged that a PATCH omits, clears nullable fields that it sets to null', async () => {
       const { key } = await app.project()
       const { body: actor } = await key.post('/actors', { name: 'a', instructions: 'be kind', metadata: { Key: 1 } })
       const renamed = await key.patch(`/actors/${actor.id}`, { name: 'b' })
@@ -467,7 +464,7 @@ describe('conventions', () => {
         assert.match(body.id, ID, described.id)
         for (const [name, value] of Object.entries(body))
           if (name.endsWith('_at') && typeof value === 'string') assert.match(value, TIME, `${described.id} ${name}`)
-        // An event's time is that of its envelope; a document's status is a part of its record.
+        // An event's time is the time of its envelope; a document's status is a part of its record.
         assert.ok('created_at' in body || ['getEvent', 'getDocumentStatus'].includes(described.id), described.id)
       }
     })
@@ -539,7 +536,7 @@ describe('conventions', () => {
       ])
     })
 
-    it('a bound key that names another project is told so, whatever it may do there', async () => {
+    it('a bound key that names another project is refused for that, whatever its permissions there', async () => {
       const other = await app.project()
       const bound = app.as((await app.admin.post('/project-keys', { project_id: other.id })).body.secret)
       const policy = { statement: [{ effect: 'Allow', action: ['actors:GetActor'] }] }
@@ -622,7 +619,7 @@ describe('conventions', () => {
       }
     })
 
-    it('a missing id and one of a project that cannot be seen are told apart by nothing', async () => {
+    it('a missing id and an id of an invisible project are answered identically', async () => {
       const [gone, foreign] = [await limited.get(`/actors/${missing}`), await limited.get(foreignPath)]
       const plain = ({ body: { error } }: Reply) => JSON.parse(JSON.stringify(error).replaceAll(error.meta.id, 'id'))
       assert.deepEqual(plain(gone), plain(foreign))
@@ -656,14 +653,12 @@ describe('conventions', () => {
   })
 
   describe('the project of a request', () => {
-    let project: { id: string; key: Client }
-    let other: { id: string; key: Client }
+    const project = forSuite(() => app.project())
+    const other = forSuite(() => app.project())
     let wide: Client
     let narrow: Client
     const nowhere = `proj_${'0'.repeat(26)}`
     before(async () => {
-      project = await app.project()
-      other = await app.project()
       for (const { key } of [project, other]) await key.post('/actors', { name: 'a' })
       wide = await app.user(undefined, [{ statement: [{ effect: 'Allow', action: ['actors:*'], resource: ['*'] }] }])
       narrow = await app.user(undefined, [
@@ -802,7 +797,7 @@ describe('conventions', () => {
       return await (sent as Promise<Reply>)
     }
 
-    it('of its resource is answered like one that came after it', async () => {
+    it('that deletes its resource is answered as if it came later', async () => {
       const { key } = await app.project()
       const provider = await key.post('/ai-providers', {
         name: 'p',
@@ -816,7 +811,7 @@ describe('conventions', () => {
       assert.deepEqual(expectRefusal(reply, 404, 'RESOURCE_NOT_FOUND').meta, { id: agent.body.id })
     })
 
-    it('of what its body names is answered like one that came after it', async () => {
+    it('that deletes a resource in its body is answered as if it came later', async () => {
       const { id, key } = await app.project()
       const hook = await key.post('/webhooks', { name: 'h', url: 'http://127.0.0.1:9/', events: ['none.*'] })
       const event = (await app.admin.get(`/events?project_id=${id}&limit=1`)).body.data[0].id
@@ -826,7 +821,7 @@ describe('conventions', () => {
       assert.deepEqual(expectRefusal(reply, 404, 'RESOURCE_NOT_FOUND').meta, { id: hook.body.id })
     })
 
-    it('of its project is answered like one that came after it', async () => {
+    it('that deletes its project is answered as if it came later', async () => {
       const { id } = await app.project()
       await app.services.pool.query(sql.unsafe`delete from project_keys where project_id = ${id}`)
       const reply = await during('projects', id, () => app.admin.post('/actors', { project_id: id, name: 'a' }))
@@ -852,7 +847,7 @@ describe('conventions', () => {
         const tag = headers.get('etag') ?? ''
         assert.match(tag, /^W\/"[\w-]+"$/, described.id)
         const again = await app.admin.get(pathWith(described, ids), { 'if-none-match': `"other", ${tag}` })
-        // They show what is measured or read beside the record.
+        // They show values that are measured or read next to the record.
         const more = [
           'getFormation',
           'getGeneration',

@@ -42,7 +42,7 @@ describe('descriptions', () => {
       typeof value === 'object' && value !== null ? undescribed(value as Json, path, seen) : []
     return [
       ...Object.entries<Json>(schema.properties ?? {}).flatMap(([property, value]) => [
-        // The one value of a discriminator says what it is.
+        // The one value of a discriminator is its description.
         ...(isDescribed(value) || value.const !== undefined ? [] : [`${at}.${property}`]),
         ...inner(value, `${at}.${property}`),
       ]),
@@ -54,7 +54,7 @@ describe('descriptions', () => {
     ]
   }
 
-  it('stand on every operation, as a phrase', () => {
+  it('exist on every operation, as a phrase', () => {
     const without = operations.all().filter(({ summary }) => !/^[A-Z].*[^.\s]$/s.test(summary))
     assert.deepEqual(
       without.map(({ id }) => id),
@@ -62,7 +62,7 @@ describe('descriptions', () => {
     )
   })
 
-  it('stand on every parameter and every field that a caller sends, nested ones too', () => {
+  it('exist on every parameter and every field that a caller sends, nested ones too', () => {
     const seen = new Set<string>()
     const missing = Object.values<Json>(document.paths).flatMap(path =>
       METHODS.flatMap(method => {

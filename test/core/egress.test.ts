@@ -28,7 +28,7 @@ afterEach(async () => {
   for (const cleanup of cleanups.splice(0).reverse()) await cleanup()
 })
 
-/** A receiver on a loopback address; counts connections and keeps what it got. */
+/** A receiver on a loopback address; counts connections and keeps the requests. */
 async function serve(handler: Handler, host = '127.0.0.1', tls?: https.ServerOptions) {
   const requests: Received[] = []
   const sockets = new Set<net.Socket>()
@@ -104,7 +104,7 @@ function gist(outcome: EgressOutcome): string {
 const ok: Handler = (_request, response) => response.end('ok')
 const echo: Handler = (request, response) => response.end(JSON.stringify(request))
 
-/** A call that follows at once may find the first connection still busy with its end, never more than that one. */
+/** A call that follows immediately may find the first connection still busy with its end, never more than one connection. */
 function assertReused(server: { connections(): number }): void {
   assert.ok(server.connections() <= 2, `${server.connections()} connections`)
 }
@@ -282,7 +282,7 @@ describe('pinning', () => {
 })
 
 describe('redirects', () => {
-  /** Answers `/<status>/<target>` with a redirect to the target, everything else with what it got. */
+  /** Answers `/<status>/<target>` with a redirect to the target, everything else with the request. */
   const redirecting: Handler = (request, response) => {
     const [, status, to] = /^\/(\d{3})\/(.*)$/.exec(request.url) ?? []
     if (status) response.writeHead(Number(status), { location: decodeURIComponent(to) }).end('moved')
@@ -569,7 +569,7 @@ describe('a request', () => {
     const egress = client()
     for (const path of ['/silent', '/body'])
       assert.equal(gist(await call(egress, url + path, limited)), 'failed timeout')
-    await eventually(() => sockets.size === 0, { what: 'the connections of calls that were given up closed' })
+    await eventually(() => sockets.size === 0, { what: 'the connections of calls that were abandoned closed' })
     assert.equal(gist(await call(egress, `${url}/loop`, limited)), 'failed timeout')
   })
 

@@ -15,7 +15,8 @@ import {
   raiseInvalid,
 } from '#core/base/errors.ts'
 import { sql } from '#core/db/sql.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** The table of the contract (reference.md, code catalog), by status. */
 const reference: Record<number, string> = {
@@ -188,7 +189,7 @@ const sources = ['src', 'jobs', 'bin'].flatMap(dir =>
 const literals = (pattern: RegExp): { file: string; code: string }[] =>
   sources.flatMap(({ file, text }) => [...text.matchAll(pattern)].map(match => ({ file, code: match[1] })))
 
-/** Codes whose message says nothing of the occurrence: for who may not know more. */
+/** Codes whose message says nothing of the occurrence: for callers who may read no more. */
 const CONSTANT = ['FORBIDDEN', 'INTERNAL_ERROR', 'UNAUTHORIZED']
 
 type Occurrence = { at: string; code: ErrorCode; message: boolean; meta: string[] | null }
@@ -205,7 +206,7 @@ function occurrences(file: string, text: string): Occurrence[] {
     if (!['raise', 'AppError'].includes(node.expression.getText()) || !code || !ts.isStringLiteral(code)) return
     const { line } = source.getLineAndCharacterOfPosition(node.getStart())
     const names = options ? propertiesOf(options) : new Map<string, ts.Node>()
-    // What is handed on may have a message, and is raised where it is made.
+    // A forwarded error may have a message, and is raised where it is made.
     const message = names === null || names.has('message')
     const meta = names?.get('meta')
     const said = meta ? propertiesOf(meta) : new Map()
@@ -238,7 +239,7 @@ describe('the error catalogue', () => {
     )
   })
 
-  it('knows every code that the source raises', () => {
+  it('has every code that the source raises', () => {
     const raised = literals(/\b(?:raise|AppError)\(\s*'([^']+)'/g)
     assert.ok(raised.length > 100)
     assert.deepEqual(
@@ -247,7 +248,7 @@ describe('the error catalogue', () => {
     )
   })
 
-  it('knows every code that the source records or names, or the code is one of a problem', () => {
+  it('has every code that the source records or names, or the code is one of a problem', () => {
     const named = literals(/\b(?:code|notFound|missing)\??: '([A-Z][A-Z0-9_]+)'/g)
     assert.ok(named.length > 50)
     assert.deepEqual(
@@ -279,7 +280,7 @@ describe('the error catalogue', () => {
     assert.match(errorEntry('REQUEST_REJECTED').hint, /size, encoding and range/)
   })
 
-  it('tells what to do where the status alone would say something wrong', () => {
+  it('has a hint where the status alone would mislead', () => {
     for (const [code, advice] of [
       ['EMBEDDING_NOT_CONFIGURED', /EMBEDDING_PROVIDER and EMBEDDING_MODEL/],
       ['FILE_ALREADY_INGESTED', /meta\.document_id.*POST \/documents\/\{document_id\}\/ingest/],
@@ -348,7 +349,7 @@ describe('an error', () => {
     assert.equal(message('AGENT_NOT_FOUND'), 'Agent not found in this project')
     const conflict = message('VERSION_CONFLICT', { current_version: 3, expected_version: 2 })
     assert.equal(conflict, 'The resource is at version 3, not at expected_version 2')
-    // What callers wrote is shown as it is, and not much of it.
+    // Text of callers is shown unchanged, and not much of it.
     assert.equal(message('RESOURCE_NOT_FOUND', { id: '{id} $& {code}' }), 'Resource {id} $& {code} not found')
     assert.ok(message('RESOURCE_NOT_FOUND', { id: 'x'.repeat(5000) }).length < 300)
     assert.equal(new AppError('AGENT_NOT_FOUND', { message: 'own {id}', meta: { id: 1 } }).message, 'own {id}')
@@ -393,11 +394,7 @@ describe('an error', () => {
 })
 
 describe('errors over HTTP', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ env: { DOCS_BASE_URL: 'https://docs.example.test/muster' } })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startApp({ env: { DOCS_BASE_URL: 'https://docs.example.test/muster' } }))
 
   it('the served catalogue is the one in the code, with addresses under DOCS_BASE_URL', async () => {
     const { body, status } = await app.anonymous.get('//errors.json')
@@ -501,7 +498,7 @@ describe('errors over HTTP', () => {
     }
   })
 
-  it('a missing reference in a body has the status of its own code', async () => {
+  it('a missing reference in a body has the status of its error code', async () => {
     const { id } = await app.project()
     for (const [path, body, code] of [
       ['/agents', { name: 'a', ai_provider_id: 'aip_missing' }, 'AI_PROVIDER_NOT_FOUND'],

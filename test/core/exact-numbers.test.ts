@@ -2,9 +2,10 @@ import assert from 'node:assert/strict'
 import { ExactNumber, parseExactJson } from '#core/base/exact-json.ts'
 import { sql } from '#core/db/sql.ts'
 import { evaluateBriefly } from '#core/expressions/evaluate.ts'
-import { chain, type RunApp, startRunApp } from '../automation/fixtures.ts'
+import { chain, startRunApp } from '../automation/fixtures.ts'
 import { client as doubleOf } from '../local/double/client.ts'
 import { randomOf } from '../support/fuzz.ts'
+import { forSuite } from '../support/suite.ts'
 
 const ID = '2512292042121000001'
 const NEXT = '2512292042121000002'
@@ -15,13 +16,14 @@ const EXACT = `{"id":${ID},"price":1.10,"list":[9007199254740993,0.50,-123456789
 type Answer = { status: number; text: string; body: any }
 
 describe('numbers with more digits than a double keeps', () => {
-  let app: RunApp
-  let send: (method: string, path: string, body?: string) => Promise<Answer>
-  before(async () => {
-    app = await startRunApp({
+  const app = forSuite(() =>
+    startRunApp({
       workers: ['orchestration', 'generation', 'ingestion'],
       actions: ['*'],
-    })
+    }),
+  )
+  let send: (method: string, path: string, body?: string) => Promise<Answer>
+  before(async () => {
     send = async (method, path, body) => {
       const address = path.startsWith('//') ? `${app.url}${path.slice(1)}` : `${app.url}/api/v1${path}`
       const headers = { authorization: `Bearer ${app.key.token}`, 'content-type': 'application/json' }
@@ -30,7 +32,6 @@ describe('numbers with more digits than a double keeps', () => {
       return { status: response.status, text, body: text.startsWith('{') ? parseExactJson(text) : text }
     }
   })
-  after(() => app?.close())
 
   const keeps = (text: string, what: string) => {
     for (const digits of [ID, '1.10', '9007199254740993', '0.50', '-12345678901234567890.123'])
@@ -122,7 +123,7 @@ describe('numbers with more digits than a double keeps', () => {
     assert.throws(() => holds('>', { var: 'price' }, 1000), /calculates with/)
   })
 
-  it('are no objects', async () => {
+  it('are no objects to validation', async () => {
     const schema = await send('POST', '/metadata-schemas', '{"name":"number","schema":1.10}')
     assert.equal(schema.status, 400, schema.text)
     const agent = await calling('bare', '1.10', {
@@ -375,7 +376,7 @@ describe('numbers with more digits than a double keeps', () => {
     assert.ok(again.status < 300, again.text)
   })
 
-  it('are numbers to whoever compares them', () => {
+  it('are numbers in every comparison', () => {
     const [exact] = parseExactJson('[1.10]') as ExactNumber[]
     assert.ok(exact instanceof ExactNumber)
     assert.equal(exact.toNumber(), 1.1)

@@ -4,9 +4,10 @@ import { ExpressionError, freshBudget } from '#core/expressions/evaluate.ts'
 import { evaluate, evaluateMapping } from '#core/expressions/evaluation.ts'
 import { readPartOf } from '#core/expressions/references.ts'
 import { compareVersions } from '#core/resources/version-comparison.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
 import { evaluate as evaluateHere } from '../support/expressions.ts'
+import { forSuite } from '../support/suite.ts'
 
 const KEYS = Object.fromEntries(Array.from({ length: 3000 }, (_, index) => [`k${index}`, 0]))
 const range = (length: number) => Array.from({ length }, (_, index) => index)
@@ -22,11 +23,7 @@ const COSTLY = {
 const ROOT = { eighty: range(80), many: range(20_000), words: WORDS }
 
 describe('expressions in threads', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app?.close())
+  const app = forSuite(startApp)
 
   const inThreads = (expression: unknown, root: unknown, spent = freshBudget()) =>
     evaluate(app.services, 'proj_a', expression, root, { spent })
@@ -87,14 +84,14 @@ describe('expressions in threads', () => {
     })
   })
 
-  it('wait without the event loop when many are evaluated at once', async () => {
+  it('wait without the event loop when many are evaluated concurrently', async () => {
     const small = { map: [{ var: 'few' }, { '+': [{ var: '' }, 1] }] }
     const root = { few: range(900) }
     const turn = await longestTurn(() => Promise.all(range(100).map(() => inThreads(small, root))))
     assert.ok(turn < 50, `${turn} ms`)
   })
 
-  it('of one project do not delay those of others', async () => {
+  it('of one project do not delay expressions of others', async () => {
     const small = { map: [{ var: 'few' }, { '+': [{ var: '' }, 1] }] }
     const root = { few: range(900) }
     let ended = 0
@@ -109,11 +106,7 @@ describe('expressions in threads', () => {
 })
 
 describe('comparisons of large versions', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app?.close())
+  const app = forSuite(startApp)
 
   it('run in threads, with the same results', async () => {
     const nested = (leaf: unknown) => range(60).reduce<unknown>(value => [value], leaf)

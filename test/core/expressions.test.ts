@@ -58,7 +58,7 @@ describe('expressions', () => {
     assert.equal(evaluate({ var: '__proto__' }, JSON.parse('{"__proto__":1}')), null)
   })
 
-  it('have every operator', () => {
+  it('have every operator of the documentation', () => {
     const cases: [unknown, unknown][] = [
       [{ missing: ['name', 'nope', 'nothing'] }, ['nope', 'nothing']],
       [{ missing: { merge: ['nope', ['name']] } }, ['nope']],
@@ -146,7 +146,7 @@ describe('expressions', () => {
     refused({ cat: [doubling([{ var: 'accumulator' }, { var: 'accumulator' }])] })
     refused({ cat: [{ reduce: [range, [{ var: 'accumulator' }], 1] }] })
     refused({ reduce: [range, [{ var: 'accumulator' }], 1] })
-    // What is shared is written out: a small structure becomes a million values.
+    // Shared values are written out: a small structure becomes a million values.
     refused({ reduce: [range.slice(0, 20), [{ var: 'accumulator' }, { var: 'accumulator' }], 0] })
     refused({ reduce: [range, { merge: [{ var: 'accumulator' }, { var: 'accumulator' }] }, range] })
     const text = 'a'.repeat(10_000)
@@ -155,7 +155,7 @@ describe('expressions', () => {
     assert.equal((evaluate({ var: 'large' }, { large: 'x'.repeat(9_000_000) }) as string).length, 9_000_000)
   })
 
-  it('look for long parts of texts in time linear in both', async () => {
+  it('search for long parts of texts in time linear in both', async () => {
     const text = 'a'.repeat(3_000_000)
     const search = (part: string) => evaluate({ in: [part, { var: 'text' }] }, { text })
     const ms = await processorMs(() => {
@@ -177,7 +177,7 @@ describe('expressions', () => {
     assert.match(expressionProblem('x'.repeat(65_535)) as string, /64 KiB/)
   })
 
-  it('name what they read of their root', () => {
+  it('list the paths that they read of their root', () => {
     assert.deepEqual(pathsOf({ a: { var: 'input.x' }, b: [{ var: ['steps.one', { var: 'input.y' }] }] }), [
       'input.x',
       'steps.one',

@@ -64,14 +64,14 @@ describe('the flat form of a call', () => {
     assert.deepEqual(required(joined), ['thing_id', 'a'])
   })
 
-  it('reads a named body, and one that refers to a named schema, without references', () => {
+  it('reads a named body, and a body that refers to a named schema, without references', () => {
     const of = operations.get('createPolicy')
     assert.doesNotMatch(JSON.stringify(flatSchema(flatten(of) as never)), /\$ref/)
     const document: any = flatten(of)?.fields.get('document')?.schema
     assert.equal(document.properties.statement.type, 'array')
   })
 
-  it('has a body of any names as one property, and refuses names beside it', () => {
+  it('has a body of any names as one property, and refuses names next to it', () => {
     const of = operations.get('replaceActorTags')
     const schema: any = flatSchema(flatten(of) as never)
     assert.deepEqual(schema.properties.tags, {
@@ -92,7 +92,7 @@ describe('the flat form of a call', () => {
       )
   })
 
-  it('refuses what is missing in the path and what it does not know, all of it by its path', () => {
+  it('refuses missing path parameters and unknown names, each by its path', () => {
     const move = posting(z.strictObject({ to: z.string() }))
     assert.throws(
       () => unflatten(move, { thing_id: 5, form: 'x', wait: true }, { at: 'input', without: ['wait'] }),

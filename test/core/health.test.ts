@@ -179,7 +179,7 @@ describe('health of a process whose database is away', function () {
           for (const { url } of [web, worker]) {
             const alive = await timed(`${url}/healthz`)
             assert.deepEqual([alive.status, alive.body], [200, { status: 'ok' }])
-            assert.ok(alive.ms < 1900, 'it waits for nothing that the database is asked')
+            assert.ok(alive.ms < 1900, 'it waits for nothing from the database')
             assertNotReady(await timed(`${url}/readyz`))
           }
         }
@@ -201,7 +201,7 @@ describe('health of a process whose database is away', function () {
     })
   }
 
-  it('with an address for notifications beside that of a pooler, either of them makes it not ready while it is away', async () => {
+  it('with an address for notifications next to the address of a pooler, either of them makes it not ready while it is down', async () => {
     const beside = await startRelay(database.url)
     const both = await startProcess('web', relay.url, { DATABASE_LISTEN_URL: beside.url })
     try {
@@ -252,7 +252,7 @@ describe('health of a process whose database is away', function () {
     }
   })
 
-  it('that drops its connections once is ready again at once', async () => {
+  it('that drops its connections once is ready again immediately', async () => {
     await relay.set('pass')
     await eventually(async () => (await timed(`${web.url}/readyz`)).status === 200)
     for (const { output } of [web, worker])
@@ -303,7 +303,7 @@ describe('health of a process whose database is away', function () {
       await Promise.all([web, worker].map(ready))
     })
 
-    it('because its disk is full is not ready until there is room', async () => {
+    it('because its disk is full is not ready until there is space', async () => {
       await direct.query(`create function full_disk() returns trigger language plpgsql as $$
         begin raise exception 'could not extend file' using errcode = 'disk_full'; end $$`)
       for (const table of ['write_probe', 'projects'])
@@ -321,7 +321,7 @@ describe('health of a process whose database is away', function () {
       await Promise.all([web, worker].map(ready))
     })
 
-    it('is asked often and written rarely', async () => {
+    it('is queried often and written rarely', async () => {
       const written = async () => (await direct.query('select written_at::text from write_probe')).rows[0].written_at
       await direct.query(`update write_probe set written_at = now() + interval '1 hour'`)
       const before = await written()
@@ -354,7 +354,7 @@ describe('health of a process whose database is away', function () {
 })
 
 describe('/healthz', () => {
-  it('touches nothing', async () => {
+  it('answers without the database', async () => {
     const app = await startApp()
     try {
       const before = app.statements.length

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { startApp, type TestApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** Parts of a path that are no ID: NUL, truncated and invalid percent encodings, and invalid UTF-8. */
 const PARTS = ['%00', 'a%00b', '%E0%A4%A', '%', '%zz', '%ff%fe', '%ed%a0%80', '%2e%2e', '%2500']
@@ -8,13 +9,11 @@ type Parameter = { name: string; in: string }
 type Operation = { parameters?: (Parameter | { $ref: string })[] }
 
 describe('a path or query that cannot be stored or decoded', () => {
-  let app: TestApp
-  let project: Awaited<ReturnType<TestApp['project']>>
+  const app = forSuite(() => startApp({ env: { A2A_MOUNT: 'true' } }))
+  const project = forSuite(() => app.project())
   let paths: [string, string, Operation][]
   let shared: Record<string, Parameter>
   before(async () => {
-    app = await startApp({ env: { A2A_MOUNT: 'true' } })
-    project = await app.project()
     const description: any = await (await fetch(`${app.url}/openapi.json`)).json()
     shared = description.components.parameters ?? {}
     paths = Object.entries(description.paths as Record<string, Record<string, Operation>>).flatMap(([path, methods]) =>
@@ -23,7 +22,6 @@ describe('a path or query that cannot be stored or decoded', () => {
         .map(([method, operation]): [string, string, Operation] => [method, path, operation]),
     )
   })
-  after(() => app.close())
 
   const send = async (method: string, path: string, token: string | null) => {
     const hasBody = !['get', 'delete'].includes(method)
@@ -171,12 +169,8 @@ describe('pages of any origin', () => {
   })
 })
 
-describe('usernames that look alike', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
+describe('usernames that resemble each other', () => {
+  const app = forSuite(startApp)
 
   it('are one, in every spelling', async () => {
     const password = 'a fine password'
@@ -192,7 +186,7 @@ describe('usernames that look alike', () => {
     assert.equal(signedIn.status, 200, JSON.stringify(signedIn.body))
   })
 
-  it('keep emojis', async () => {
+  it('keep emojis in usernames', async () => {
     const user = await app.admin.post('/users', { username: 'ﬁne 👩‍💻 ❤️', password: 'a fine password' })
     assert.equal(user.body.username, 'fine 👩‍💻 ❤️')
   })

@@ -3,8 +3,9 @@ import net from 'node:net'
 import { gzipSync } from 'node:zlib'
 import { startApp, type TestApp } from '../support/app.ts'
 import { runWeb } from '../support/hosts.ts'
+import { forSuite } from '../support/suite.ts'
 
-/** Sends bytes and answers what comes back until the other side closes the connection or is silent for `quietMs`. */
+/** Sends bytes and returns the response until the other side closes the connection or is silent for `quietMs`. */
 function raw(url: string, bytes: string | Buffer, options: { end?: boolean; quietMs?: number } = {}): Promise<string> {
   const { hostname, port } = new URL(url)
   return new Promise((resolve, reject) => {
@@ -38,13 +39,11 @@ function assertRejected(answer: string, status: number) {
 }
 
 describe('requests over HTTP', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { HTTP_JSON_LIMIT_BYTES: '4096' } }))
   let projectId: string
   before(async () => {
-    app = await startApp({ env: { HTTP_JSON_LIMIT_BYTES: '4096' } })
     projectId = (await app.project()).id
   })
-  after(() => app?.close())
 
   describe('the request id', () => {
     it("is the caller's when it is at most 128 visible characters", async () => {
@@ -78,7 +77,7 @@ describe('requests over HTTP', () => {
   })
 
   describe('a body', () => {
-    it('that is not JSON is refused as malformed before the credential is looked at', async () => {
+    it('that is not JSON is refused as malformed before the credential is checked', async () => {
       for (const text of ['{', '{"a":}', 'NaN', '{"a":1}}', '\u0000', '{"a":1e999x}']) {
         for (const client of [app.admin, app.anonymous]) {
           const { status, body } = await client.post('/projects', text)
@@ -185,7 +184,7 @@ describe('requests over HTTP', () => {
       }
     })
 
-    it('of a stream ends at once', async () => {
+    it('of a stream ends immediately', async () => {
       const head = await fetch(`${app.url}/api/v1/audit-log/export?project_id=${projectId}`, {
         method: 'HEAD',
         headers: { authorization: `Bearer ${app.admin.token}` },
@@ -197,7 +196,7 @@ describe('requests over HTTP', () => {
   })
 
   describe('a route that does not exist', () => {
-    it('is 404 in the error shape for callers, 401 for nobody', async () => {
+    it('is 404 in the error shape for callers, 401 without a credential', async () => {
       for (const path of ['/nothing', '/projects/x/y/z', '/Projects', '/', '//api/v1']) {
         const { status, body } = await app.admin.get(path)
         assert.deepEqual([status, body.error?.code], [404, 'RESOURCE_NOT_FOUND'], path)
@@ -264,7 +263,7 @@ describe('requests over HTTP', () => {
       assert.equal(statusOf(answer), 200)
     })
 
-    it('a client that goes away in the middle of its body leaves nothing behind', async () => {
+    it('a client that disconnects in the middle of its body leaves nothing open', async () => {
       const id = 'gone-in-the-middle'
       await raw(
         app.url,
@@ -282,11 +281,7 @@ describe('requests over HTTP', () => {
 })
 
 describe('an idle connection', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app?.close())
+  const app = forSuite(startApp)
 
   it('is kept for as long as the setting says, which answers name', async () => {
     const web = await runWeb(app.databaseUrl, { HTTP_KEEP_ALIVE_MS: '1000' })

@@ -60,7 +60,7 @@ function statement(
 const compile = (...statements: PolicyStatement[]): CompiledDocument => compileDocument({ statement: statements })
 const layer = (...statements: PolicyStatement[]): Layer => ({ kind: 'user', documents: [compile(...statements)] })
 
-/** Decision on one resource by its names; the type is that of the first. */
+/** Decision on one resource by its names; the type is the type of the first. */
 function can(layers: Layer[], action: string, names: string | string[], tags?: Record<string, string>): boolean {
   const list = [names].flat()
   return decide(layers, { action, names: list, type: list[0]?.split(':')[2] ?? '', resourceTags: tags, facts })
@@ -232,7 +232,7 @@ describe('writing a policy document', () => {
     assert.equal(message, `"${'a'.repeat(98)}... is not an action of this deployment`)
   })
 
-  it('finds every mistake of a statement at once', () => {
+  it('finds every mistake of a statement together', () => {
     const document = {
       statement: [allow('*'), { effect: 'deny', action: ['x'], resource: ['y'], condition: { Z: {} } }],
     }
@@ -321,7 +321,7 @@ describe('globs', () => {
     it(`${JSON.stringify(pattern)} ${expected ? 'matches' : 'does not match'} ${JSON.stringify(value)}`, () =>
       assert.equal(globMatches(compileGlob(pattern), value), expected))
 
-  it('answers a hostile pattern at once', async () => {
+  it('answers a hostile pattern immediately', async () => {
     const match = () => assert.equal(globMatches(compileGlob(`/${'*a'.repeat(500)}b`), `/${'a'.repeat(1000)}`), false)
     assert.ok((await processorMs(match)) < 1000)
   })
@@ -348,7 +348,7 @@ describe('a decision', () => {
     }
   })
 
-  it('needs every layer', () => {
+  it('needs an Allow of every layer', () => {
     const wide = layer(allow('*'))
     const narrow: Layer = { kind: 'key', documents: [compile(allow('files:Get*', 'srn:P:file:*'))] }
     assert.equal(can([wide, narrow], 'files:GetFile', 'srn:P:file:f'), true)
@@ -380,7 +380,7 @@ describe('a decision', () => {
     assert.equal(can([layer(allow('*'), deny('*', 'srn:P:file:/pub/*'))], 'files:CreateFile', names), false)
   })
 
-  it('compares tags by exact key and knows missing ones', () => {
+  it('compares tags by exact key and reads missing ones as null', () => {
     const tagged = (condition: PolicyStatement['condition']) => [layer(allow('*', '*', condition))]
     const name = 'srn:P:actor:a'
     const equals = tagged({ StringEquals: { 'svc:ResourceTag/cost_center': 'x' } })
@@ -407,7 +407,7 @@ describe('a decision', () => {
     assert.equal(explain(layers, { ...request, resourceTags: [internal, {}] })[0].decision, 'none')
   })
 
-  it('knows request tags, type and principal', () => {
+  it('reads request tags, type and principal', () => {
     const request = { action: 'a:B', names: ['srn:P:actor:a'], type: 'actor', facts, requestTags: { team: 'red' } }
     const when = (key: string, value: string) =>
       decide([layer(allow('*', '*', { StringEquals: { [`any:${key}`]: value } }))], request)
@@ -433,7 +433,7 @@ describe('a decision', () => {
 describe('stored documents that would not be accepted today', () => {
   const name = 'srn:P:file:f'
 
-  it('one that does not parse denies its layer', () => {
+  it('an unparsable document denies its layer', () => {
     const broken: unknown[] = [null, 'x', {}, { statement: 1 }, { statement: [{ effect: 'permit', action: ['*'] }] }]
     broken.push({ statement: [{ effect: 'Allow', action: ['*'], notResource: ['*'] }] })
     broken.push(
@@ -472,14 +472,14 @@ describe('stored documents that would not be accepted today', () => {
     assert.equal(can(layers, 'files:GetFile', name), true)
   })
 
-  it('may be longer than what is accepted now', () => {
+  it('a document may be longer than a new one may be', () => {
     const actions = Array.from({ length: 300 }, (_, i) => `m:Action${i}`)
     assert.equal(can([layer(allow(actions))], 'm:Action299', name), true)
   })
 })
 
 describe('questions about more than one resource', () => {
-  it('couldAllow asks for the action only, and knows a Deny of everything', () => {
+  it('couldAllow requires the action only, and respects a Deny of everything', () => {
     assert.equal(couldAllow([layer(allow('files:GetFile', 'srn:P:file:f'))], 'files:GetFile'), true)
     assert.equal(couldAllow([layer(allow('files:*'))], 'secrets:GetSecret'), false)
     assert.equal(couldAllow([layer(allow('*'), deny('files:*'))], 'files:GetFile'), false)
@@ -559,7 +559,7 @@ describe('the event gate', () => {
     assert.equal(gate(allow('*', '*', { StringNotEquals: { 'svc:PrincipalType': 'user' } })), true)
   })
 
-  it('knows the event under its aliases too', () => {
+  it('matches the event under its aliases too', () => {
     const aliased = { ...event, name: 'generations.completed', aliases: ['agents.generation.completed'] }
     assert.equal(eventAllowed(compile(allow('agents.generation.completed')), aliased), true)
     assert.equal(eventAllowed(compile(allow('*'), deny('agents.*')), aliased), false)

@@ -1,17 +1,14 @@
 import assert from 'node:assert/strict'
 import { sql, voidStatement } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 const LIMIT = 100_000
 
 describe('responses stored for the Idempotency-Keys of a project', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ env: { IDEMPOTENCY_PROJECT_MAX_BYTES: String(LIMIT) } })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startApp({ env: { IDEMPOTENCY_PROJECT_MAX_BYTES: String(LIMIT) } }))
 
-  it('are shared by its credentials: one that takes most of them does not make others fail', async () => {
+  it('are shared by its credentials: a credential that uses most of them does not make others fail', async () => {
     const project = await app.project()
     const small = app.as((await app.admin.post('/project-keys', { project_id: project.id })).body.secret)
     const create = (key: Client, name: string) => key.post('/actors', { name }, { 'idempotency-key': name })
@@ -34,12 +31,8 @@ describe('responses stored for the Idempotency-Keys of a project', () => {
 })
 
 describe('responses stored for Idempotency-Keys', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { IDEMPOTENCY_CREDENTIAL_MAX_BYTES: String(LIMIT) } }))
   let project: Awaited<ReturnType<TestApp['project']>>
-  before(async () => {
-    app = await startApp({ env: { IDEMPOTENCY_CREDENTIAL_MAX_BYTES: String(LIMIT) } })
-  })
-  after(() => app.close())
   beforeEach(async () => {
     project = await app.project()
   })

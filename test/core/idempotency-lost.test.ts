@@ -4,10 +4,12 @@ import { rawQuery } from '#core/db/sql.ts'
 import { upload } from '../content/ingestion-support.ts'
 import { madeDecider, QUESTIONS, TOOL_ANSWERS } from '../execution/decider-support.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import { type Client, client, eventually, type Reply } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { startProcess } from '../support/processes.ts'
+import { scriptOf } from '../support/scripts.ts'
+import { forSuite } from '../support/suite.ts'
 
 const ACTIONS = [
   ...[
@@ -24,7 +26,7 @@ const ACTIONS = [
   ...['memories', 'orchestrations', 'sessions', 'tasks', 'tools', 'triggers', 'workflows'],
 ].map(module => `${module}:*`)
 
-/** Operations with transactions of their own that make nothing which a repeat could make twice. */
+/** Operations with separate transactions that make nothing which a repeat could make twice. */
 const MAKE_NOTHING = [
   'checkAiProvider',
   'createChatCompletion',
@@ -48,18 +50,16 @@ const TABLES = [
     'trigger_firings',
   ],
 ]
-
-const script = (...replies: object[]) => `@double ${JSON.stringify(replies)}`
 const PICK = { tool_calls: [{ name: 'pick', args: {} }] }
 
 type Kept = { key: string; status: number | null; body: any; made: any; lease: number }
 
 type Case = { id: string; by: Client; path: string; body?: object; key: string }
 
-describe('POSTs with an Idempotency-Key whose web process is killed behind their commits', function () {
+describe('POSTs with an Idempotency-Key whose web process is killed after their commits', function () {
   this.timeout(120_000)
   let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
   let cases: Case[]
   let retried: string
 
@@ -78,7 +78,6 @@ describe('POSTs with an Idempotency-Key whose web process is killed behind their
       from idempotency_keys`)) as Kept[]
 
   before(async () => {
-    target = await startTarget()
     target.answer = json(TOOL_ANSWERS)
     app = await startAgentApp({
       actions: ACTIONS,
@@ -115,17 +114,17 @@ describe('POSTs with an Idempotency-Key whose web process is killed behind their
     const outputsOf = ({ required_action }: any) => ({
       tool_outputs: required_action.tool_calls.map(({ id }: any) => ({ tool_call_id: id, output: 1 })),
     })
-    const told = { prompt: script({ text: 'told' }) }
+    const told = { prompt: scriptOf({ text: 'told' }) }
     const path = `/agents/${picking}/generate`
     add('createAgentGeneration', path, told)
     add('createAgentGeneration', `${path}?wait=true`, told)
     add('createAgentGeneration', path, { ...told, stream: true })
-    const paused = () => generate(picking, { prompt: script(PICK, { text: 'picked' }) }).then(ok)
+    const paused = () => generate(picking, { prompt: scriptOf(PICK, { text: 'picked' }) }).then(ok)
     for (const stream of [false, true]) {
       const turn = await paused()
       add('submitAgentToolOutputs', `${path}/${turn.id}/tool-outputs`, { ...outputsOf(turn), stream })
     }
-    const broken = { prompt: script({ error: { status: 400, message: 'no' } }) }
+    const broken = { prompt: scriptOf({ error: { status: 400, message: 'no' } }) }
     retried = (await generate(app.agentId, broken)).body.error.meta.generation_id
     add('retryGeneration', `/generations/${retried}/retry`)
 
@@ -138,7 +137,7 @@ describe('POSTs with an Idempotency-Key whose web process is killed behind their
     add('sendSessionMessage', `/sessions/${await session()}/messages`, { message: 'hello' })
     const auto = await session(undefined, { auto_generate: true })
     add('sendSessionMessage', `/sessions/${auto}/messages?wait=true`, { message: told.prompt })
-    const pausing = await session(script(PICK, { text: 'picked' }))
+    const pausing = await session(scriptOf(PICK, { text: 'picked' }))
     const reply = await post(`/sessions/${pausing}/generate?wait=true`)
     add('submitSessionToolOutputs', `/sessions/${pausing}/tool-outputs`, {
       generation_id: reply.generation_id,
@@ -220,10 +219,9 @@ describe('POSTs with an Idempotency-Key whose web process is killed behind their
   })
   after(async () => {
     await app?.close()
-    await target?.close()
   })
 
-  it('are all of those with transactions of their own', () => {
+  it('cover all operations with separate transactions', () => {
     const own = operations
       .all()
       .filter(
@@ -241,7 +239,7 @@ describe('POSTs with an Idempotency-Key whose web process is killed behind their
     const failing = () =>
       app.key.post(
         `/agents/${app.agentId}/generate?wait=true`,
-        { prompt: script({ error: { status: 400, message: 'no' } }) },
+        { prompt: scriptOf({ error: { status: 400, message: 'no' } }) },
         { 'idempotency-key': 'failing' },
       )
     const [one, two] = [await failing(), await failing()]

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, type Reply, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 const withKey = (key: string) => ({ 'idempotency-key': key })
 const replayed = (reply: Reply) => reply.headers.get('idempotency-replayed')
@@ -8,12 +9,8 @@ const assertRefused = (reply: Reply, status: number, code: string) =>
   assert.deepEqual([reply.status, reply.body?.error?.code], [status, code], JSON.stringify(reply.body))
 
 describe('a POST with an Idempotency-Key', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { SYNC_WAIT_SECONDS: '3' } }))
   let project: { id: string; key: Client }
-  before(async () => {
-    app = await startApp({ env: { SYNC_WAIT_SECONDS: '3' } })
-  })
-  after(() => app?.close())
   beforeEach(async () => {
     project = await app.project()
   })
@@ -102,7 +99,7 @@ describe('a POST with an Idempotency-Key', () => {
     assert.deepEqual([again.status, again.body], [201, (await first).body])
   })
 
-  it('sent many times at once is carried out once', async () => {
+  it('sent many times concurrently is carried out once', async () => {
     const replies = await Promise.all(
       Array.from({ length: 20 }, () => project.key.post('/actors', { name: 'herd' }, withKey('herd'))),
     )
@@ -115,7 +112,7 @@ describe('a POST with an Idempotency-Key', () => {
     assert.equal(await actors(), 1)
   })
 
-  it('is told apart by credential and by path', async () => {
+  it('is distinguished by credential and by path', async () => {
     const other = await app.project()
     const [one, two] = [
       await project.key.post('/actors', { name: 'a' }, withKey('same')),
@@ -142,7 +139,7 @@ describe('a POST with an Idempotency-Key', () => {
     assert.deepEqual([again.status, replayed(again)], [201, null])
   })
 
-  it('that was refused before it began is judged anew', async () => {
+  it('that was refused before it began is evaluated again', async () => {
     assertRefused(await project.key.post('/actors', {}, withKey('unmade')), 400, 'VALIDATION_FAILED')
     const policy = await app.admin.post('/policies', {
       document: { statement: [{ effect: 'Allow', action: ['actors:CreateActor'], resource: ['*'] }] },
@@ -179,7 +176,7 @@ describe('a POST with an Idempotency-Key', () => {
     return (await stored(key))[0].claim
   }
 
-  it('whose process was lost can be sent again when its lease is over; one that was only slow makes nothing then', async () => {
+  it('whose process was lost can be sent again when its lease is over; a slow process creates nothing then', async () => {
     const held = await hold()
     const first = project.key.post('/actors', { name: 'lost' }, withKey('lost'))
     await eventually(async () => (await stored('lost')).length > 0)
@@ -195,7 +192,7 @@ describe('a POST with an Idempotency-Key', () => {
     assert.deepEqual([again.body.id, replayed(again)], [two.body.id, 'true'])
   })
 
-  it('makes nothing in a transaction of its own either once another request has claimed the key', async () => {
+  it('creates nothing in a separate transaction either once another request has claimed the key', async () => {
     const { services } = app
     const release = await new Promise<() => void>(resolve => {
       void services.pool.transaction(async transaction => {
@@ -285,7 +282,7 @@ describe('a POST with an Idempotency-Key', () => {
     )
   })
 
-  it('is repeated to its credential also when the first one deleted what it was about', async () => {
+  it('is repeated to its credential also when the first one deleted its resource', async () => {
     const [from, into] = [
       (await project.key.post('/actors', { name: 'from' })).body.id,
       (await project.key.post('/actors', { name: 'into' })).body.id,
@@ -346,7 +343,7 @@ describe('a POST with an Idempotency-Key', () => {
     assert.equal((await project.key.get('/generations')).body.total, 1)
   })
 
-  it('whose answer failed behind the commit is answered for by the repeat', async () => {
+  it('whose answer failed after the commit is answered by the repeat', async () => {
     const id = await agent()
     const { pool } = app.services
     const send = () => project.key.post(`/agents/${id}/generate?wait=true`, { prompt: 'hello' }, withKey('unread'))

@@ -12,7 +12,7 @@ function timeOf(id: string): number {
   return Number([...text].reduce((value, digit) => value * 32n + BigInt(ALPHABET.indexOf(digit)), 0n) >> 80n)
 }
 
-/** Kinds with their prefixes. A kind of its own for each, and each for one kind. */
+/** Kinds with their prefixes. A separate kind for each, and each for one kind. */
 const PREFIXES: Record<string, string> = {
   trigger: 'trg',
   trigger_firing: 'trg_fire',

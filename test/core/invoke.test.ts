@@ -7,17 +7,16 @@ import type { Caller } from '#core/iam/caller.ts'
 import { authentication } from '#core/invoke/hooks.ts'
 import { invoke } from '#core/invoke/invoke.ts'
 import type { Tx } from '#core/writes/writer.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** Operations through the pipeline without HTTP, as surfaces that are no requests call them. */
 describe('invoke', () => {
-  let app: TestApp
-  let project: Awaited<ReturnType<TestApp['project']>>
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
   let admin: Caller
   let limited: Caller
   before(async () => {
-    app = await startApp()
-    project = await app.project()
     const resolve = async (token: string | null) =>
       (await authentication.only()?.(app.services, token as string, { ip: null })) as Caller
     admin = await resolve(app.admin.token)
@@ -27,7 +26,6 @@ describe('invoke', () => {
     ])
     limited = await resolve(user.token)
   })
-  after(() => app.close())
 
   type Input = NonNullable<Parameters<typeof callAs>[2]>
   const call = async (tx: Tx | undefined, caller: Caller, id: string, input: Omit<Input, 'tx'> = {}): Promise<any> =>
@@ -162,7 +160,7 @@ describe('invoke', () => {
     assert.equal((await call(undefined, limited, 'getActor', { params: { actor_id: actor.id } })).name, 'alone')
   })
 
-  it('is no place for operations with transactions of their own', async () => {
+  it('refuses operations with separate transactions', async () => {
     await assert.rejects(
       app.services.write(tx =>
         call(tx, admin, 'createDocument', { body: { project_id: project.id, content: 'text' } }),

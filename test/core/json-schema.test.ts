@@ -27,7 +27,7 @@ describe('JSON Schemas of callers', () => {
     const { user, system } = process.threadCpuUsage(before)
     return (user + system) / 1000
   }
-  // Far above the limits, which are processor time too, and far below what is prevented.
+  // Far above the limits, which are processor time too, and far below the time without the limit.
   const BOUND = 5000
 
   it('name every place by its pointer, and the property that must not be there', () => {
@@ -83,7 +83,7 @@ describe('JSON Schemas of callers', () => {
     refuses({ $schema: 7 }, /must be draft-07 or 2020-12/)
   })
 
-  it('refuse what is no schema', () => {
+  it('refuse invalid schemas', () => {
     for (const rules of [strict, lenient]) {
       refuses({ type: 'nope' }, /schema is invalid/, rules)
       refuses([], /must be a JSON Schema object/, rules)
@@ -186,7 +186,7 @@ describe('JSON Schemas of callers', () => {
     let found: string[] = []
     assert.ok(held(() => (found = keywords(backtracking, text, lenient))) < BOUND)
     assert.deepEqual(found, ['timeout'])
-    // What was interrupted is made anew.
+    // Interrupted validators are made again.
     assert.deepEqual(keywords(backtracking, 'aaa', lenient), [])
   })
 

@@ -4,9 +4,10 @@ import path from 'node:path'
 import { createInterface } from 'node:readline'
 import pg from 'pg'
 import { kinds } from '#core/api/kind.ts'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp, type TestProject } from '../support/app.ts'
 import { cloneTemplate } from '../support/postgres.ts'
 import { rounds } from '../support/rounds.ts'
+import { forSuite } from '../support/suite.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
 /** Writes by clients of which some are killed. */
@@ -37,19 +38,19 @@ const rowsByScope = Object.entries(COUNTED)
   .map(([table, column]) => `select coalesce(${column}, '') as scope, '${table}' as table_name from ${table}`)
   .join(' union all ')
 
-/** Scopes whose kept count is not that of their rows. */
+/** Scopes whose kept count is not the count of their rows. */
 const WRONG = `
   select scope, table_name, a.rows::int, k.kept::int
   from (select scope, table_name, count(*) as rows from (${rowsByScope}) r group by 1, 2) a
   full join (select scope, table_name, sum(count) as kept from row_counts group by 1, 2) k using (scope, table_name)
   where coalesce(a.rows, 0) <> coalesce(k.kept, 0)`
 
-/** Counts of what was deleted. */
+/** Counts of deleted rows. */
 const LEFT = `
   select * from row_counts c where table_name <> 'audit_entries'
   and not exists (select from projects where id = c.scope) and not exists (select from webhooks where id = c.scope)`
 
-/** States of workflows whose kept count is not that of their tasks, and counts of workflows that are gone. */
+/** States of workflows whose kept count is not the count of their tasks, and counts of workflows that are gone. */
 const WRONG_STATES = `
   select workflow_id, state from (select workflow_id, state, count(*) as rows from tasks group by 1, 2) a
   full join (select workflow_id, state, sum(count) as kept from task_state_counts group by 1, 2) k using (workflow_id, state)
@@ -152,7 +153,7 @@ describe('counts of rows', () => {
     assert.deepEqual((await client.query(LEFT)).rows, [])
     assert.deepEqual((await client.query(WRONG_STATES)).rows, [])
     const { rows } = await client.query('select count(distinct shard)::int as shards from row_counts')
-    assert.ok(rows[0].shards > 1, 'no two transactions counted at once')
+    assert.ok(rows[0].shards > 1, 'no two transactions counted concurrently')
     await client.end()
     await database.drop()
   })
@@ -218,15 +219,11 @@ describe('counts of rows', () => {
 })
 
 describe('totals of lists', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let project: TestProject
-  before(async () => {
-    app = await startApp()
-  })
   beforeEach(async () => {
     project = await app.project()
   })
-  after(() => app.close())
 
   const total = async (path: string, as = project.key): Promise<number> => {
     const { status, body } = await as.get(path)
@@ -277,7 +274,7 @@ describe('totals of lists', () => {
     assert.deepEqual(await exec(LEFT), [])
   })
 
-  it('of deliveries are those of the webhook', async () => {
+  it('of deliveries count the deliveries of the webhook', async () => {
     const webhook = async () =>
       (await project.key.post('/webhooks', { name: 'w', url: 'http://127.0.0.1:1/', events: ['none'] })).body.id
     const [one, other] = [await webhook(), await webhook()]
@@ -292,7 +289,7 @@ describe('totals of lists', () => {
     assert.equal(await total(`/webhook-deliveries?webhook_id=${other}&limit=1`), 1)
   })
 
-  it('of messages follow callers who add and delete them at once', async () => {
+  it('of messages follow callers who add and delete them concurrently', async () => {
     const { id } = (await project.key.post('/conversations', {})).body
     const path = `/conversations/${id}/messages`
     const add = async (n: number) =>

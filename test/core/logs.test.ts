@@ -2,10 +2,11 @@ import assert from 'node:assert/strict'
 import { createServer } from 'node:http'
 import net, { type AddressInfo } from 'node:net'
 import { sql } from '#core/db/sql.ts'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { cloneTemplate } from '../support/postgres.ts'
 import { startProcess } from '../support/processes.ts'
-import { type Receiver, startReceiver } from '../support/receiver.ts'
+import { startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
 
 const PASSWORD = 'a-password-nobody-logs'
 const VALUE = 'a-secret-value-nobody-logs'
@@ -36,26 +37,19 @@ async function startVendor(): Promise<{ url: string; calls: () => number; close(
 }
 
 describe('log lines', () => {
-  let app: TestApp
-  let receiver: Receiver
-  let vendor: Awaited<ReturnType<typeof startVendor>>
-  let project: { id: string; key: Client }
+  const receiver = forSuite(startReceiver)
+  const vendor = forSuite(startVendor)
+  const app = forSuite(() =>
+    startApp({
+      env: { LOG_LEVEL: 'trace', METRICS_TOKEN: 'a-metrics-token-nobody-logs' },
+      workers: ['delivery', 'ingestion', 'generation', 'snapshot'],
+    }),
+  )
+  const project = forSuite(() => app.project())
   /** Whatever must not be in any line. */
   const secrets = [PASSWORD, VALUE, VENDOR_KEY, PROMPT, URL_TOKEN]
   before(async () => {
-    receiver = await startReceiver()
-    vendor = await startVendor()
-    app = await startApp({
-      env: { LOG_LEVEL: 'trace', METRICS_TOKEN: 'a-metrics-token-nobody-logs' },
-      workers: ['delivery', 'ingestion', 'generation', 'snapshot'],
-    })
-    project = await app.project()
     secrets.push(app.admin.token as string, project.key.token as string, 'a-metrics-token-nobody-logs')
-  })
-  after(async () => {
-    await app?.close()
-    await receiver?.close()
-    await vendor?.close()
   })
 
   /** Keeps every value of an answer that is a secret. */

@@ -54,7 +54,7 @@ describe('core/notifier', () => {
 
   async function until(what: string, done: () => boolean | Promise<boolean>): Promise<void> {
     for (const deadline = Date.now() + 30_000; !(await done()); await sleep(5)) {
-      if (Date.now() > deadline) throw new Error(`not reached: ${what}; heard ${heard}`)
+      if (Date.now() > deadline) throw new Error(`not reached: ${what}; received ${heard}`)
     }
   }
 

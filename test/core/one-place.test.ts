@@ -11,7 +11,7 @@ const root = path.resolve(import.meta.dirname, '../..')
 const PREFIX = /\b(?:newId|idFloor)\(['"`](\w+)['"`]|\bstartsWith\(['"`](\w+)_['"`]\)|`(\w+)_\$\{/g
 const COMPARED_DETAIL = /\baudit\.detail\.\w+ [=!]==/g
 
-describe('rules that stand in one place', () => {
+describe('rules that are declared in one place', () => {
   before(() => loadModules(modules))
 
   const matches = (pattern: RegExp) =>

@@ -4,8 +4,9 @@ import { parse } from 'yaml'
 import { policyActions } from '#core/api/catalogue.ts'
 import { operations } from '#core/api/operation.ts'
 import { errorCodes, errorEntry } from '#core/base/errors.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { codesOf, type Described, describedOperations, withoutSharing } from '../support/fuzz.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
 
@@ -39,15 +40,13 @@ function* nodes(value: unknown, path = '#'): Generator<[string, Json]> {
 }
 
 describe('the OpenAPI document', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { FILES_MAX_UPLOAD_BYTES: '1000', FILES_INLINE_MAX_BYTES: '500' } }))
   let document: Json
   let described: Described[]
   before(async () => {
-    app = await startApp({ env: { FILES_MAX_UPLOAD_BYTES: '1000', FILES_INLINE_MAX_BYTES: '500' } })
     document = (await app.anonymous.get('//openapi.json')).body
     described = describedOperations(withoutSharing(document))
   })
-  after(() => app?.close())
 
   describe('as a document', () => {
     it('is OpenAPI 3.1 with one server whose baseUrl is http://localhost:5047', () => {
@@ -105,7 +104,7 @@ describe('the OpenAPI document', () => {
   })
 
   describe('every operation', () => {
-    it('has an id of its own, a summary, and a tag that is declared', () => {
+    it('has a unique id, a summary, and a tag that is declared', () => {
       const ids = described.map(({ id }) => id)
       assert.equal(new Set(ids).size, ids.length)
       const tags = document.tags.map(({ name }: Json) => name)
@@ -136,7 +135,7 @@ describe('the OpenAPI document', () => {
       }
     })
 
-    it('says which action it asks for; none only where none is asked', () => {
+    it('names its required action; none only where none is required', () => {
       for (const { id, operation } of described) {
         const action = operation['x-iam-action']
         if (WITHOUT_ACTION.includes(id)) assert.equal(action, null, id)
@@ -158,7 +157,7 @@ describe('the OpenAPI document', () => {
       assert.ok(document.components.securitySchemes.bearer)
     })
 
-    it('describes what it takes', () => {
+    it('describes its input', () => {
       for (const { id, method, operation } of described) {
         const names = ((operation.parameters ?? []) as Json[]).filter(({ in: place }) => place === 'header')
         const has = (name: string) => names.some(parameter => parameter.name === name)
@@ -173,7 +172,7 @@ describe('the OpenAPI document', () => {
       }
     })
 
-    it('describes what it answers: a schema for each success, the error shape for each refusal', () => {
+    it('describes its answers: a schema for each success, the error shape for each refusal', () => {
       for (const { id, operation } of described) {
         const success = Object.entries(operation.responses as Record<string, Json>).filter(([status]) => status < '300')
         assert.ok(success.length > 0, id)
@@ -215,7 +214,7 @@ describe('the OpenAPI document', () => {
   })
 
   describe('and the routes', () => {
-    it('come from one table: what is declared is listed, and what is listed is described', () => {
+    it('come from one table: all declared routes are listed, and all listed routes are described', () => {
       const line = ({ id, method, path }: { id: string; method: string; path: string }) =>
         `${id} ${method.toUpperCase()} ${path}`
       const listed = operations.all().map(line).sort()
@@ -351,7 +350,7 @@ describe('the OpenAPI document', () => {
       assert.deepEqual([...(await catalogued()).keys()].sort(), expected.sort())
     })
 
-    it('names the operations that ask for each action, and each operation names its action', async () => {
+    it('names the operations that require each action, and each operation names its action', async () => {
       const actions = await catalogued()
       for (const { id, operation } of described) {
         const action = operation['x-iam-action']

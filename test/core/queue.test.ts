@@ -117,7 +117,7 @@ describe('queues and workers', function () {
   const jobs = async (queue: string) =>
     (await pool.query('select * from pgboss.job_common where name = $1 order by created_on', [queue])).rows
 
-  /** A poll that no test lives to see: what comes in time has come without it. */
+  /** A poll that no test lives to see: messages that come in time come without it. */
   const RARELY = 60_000
 
   /** Lines of a log, as objects. */
@@ -288,7 +288,7 @@ describe('queues and workers', function () {
       await until('poll', () => handled === 1)
     })
 
-    it('no wake-up is lost with 50 senders and two worker processes, and no entity is handled twice at once', async () => {
+    it('no wake-up is lost with 50 senders and two worker processes, and no entity is handled twice concurrently', async () => {
       const entities = ['a', 'b', 'c', 'd', 'e', 'f', 'g']
       await pool.query('insert into entity (id) select unnest($1::text[])', [entities])
       await Promise.all([startProcess('one'), startProcess('two')])
@@ -330,7 +330,7 @@ describe('queues and workers', function () {
       return seen
     }
 
-    /** A message that nobody was told of. */
+    /** A message without a notification. */
     const insertSilently = () =>
       pool.query(
         `insert into pgboss.job_common (name, policy, group_id, data) values ($1, 'standard', '*', '{"id":"silent"}')`,
@@ -410,7 +410,7 @@ describe('queues and workers', function () {
       const polls = seen.polls
       await insertSilently()
       await until('handled', () => seen.handled.length === 1)
-      // One may have been under way.
+      // One may have been in progress.
       assert.ok(seen.polls <= polls + 2, `${seen.polls - polls} polls`)
     })
 
@@ -548,7 +548,7 @@ describe('queues and workers', function () {
     }
     await until('all handled', () => handled.size === sent)
     await until('all recorded', async () => (await jobs(tasks.name)).every(job => job.state === 'completed'))
-    // Its connection was cut too, and the tests behind this one count on it.
+    // Its connection was cut too, and the tests after this one count on it.
     await until('notifications again', () => listen.healthy())
   })
 
@@ -740,7 +740,7 @@ describe('queues and workers', function () {
                 throw new Error('rolled back')
               })
             await writer.write(async tx => complete(tx))
-            throw new Error('behind the commit')
+            throw new Error('after the commit')
           }),
         ],
         { log },
@@ -854,7 +854,7 @@ describe('queues and workers', function () {
   })
 
   describe('slots', () => {
-    /** Handles the shared queue in so many slots, and tells what was handled; `takeSlot` is that of another handler. */
+    /** Handles the shared queue in a number of slots, and returns the handled messages; `takeSlot` belongs to another handler. */
     async function runWithSlots(concurrency: number, more: Parameters<typeof run>[1]) {
       let takeSlot: JobContext['tryAcquireSlot'] = () => null
       const handled: string[] = []

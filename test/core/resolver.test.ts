@@ -16,7 +16,7 @@ describe('resolving names', () => {
   afterEach(() => names.close())
   after(() => rmSync(directory, { recursive: true }))
 
-  /** A resolver on a system with this hosts file and this configuration beside its name server. */
+  /** A resolver on a system with this hosts file and this configuration next to its name server. */
   function on(hosts = '', config = ''): Resolve {
     const [hostsFile, configFile] = ['hosts', 'resolv'].map(name => path.join(directory, `${name}${++files}`))
     writeFileSync(hostsFile, hosts)
@@ -81,7 +81,7 @@ describe('resolving names', () => {
     assert.deepEqual(tried(), ['a.b.c'])
     await assert.rejects(on('', config)('tools.'))
     assert.deepEqual(tried(), ['tools'])
-    // The search list is the operator's: what it holds is nobody else's business.
+    // The search list is the operator's: its content is private.
     await assert.rejects(on('', config)('x.y'), { message: 'x.y does not resolve: ENOTFOUND' })
     assert.deepEqual(tried(), ['x.y.dev.test', 'x.y.corp.test', 'x.y'])
   })
@@ -93,7 +93,7 @@ describe('resolving names', () => {
 })
 
 describe('lookups of many projects', () => {
-  /** A resolver whose answers are given by hand. */
+  /** A resolver whose answers are given by the test. */
   function byHand() {
     const running = new Map<string, { resolve(addresses: string[]): void; reject(error: Error): void }>()
     const begun: string[] = []
@@ -133,7 +133,7 @@ describe('lookups of many projects', () => {
     assert.equal(begun.length, 2)
   })
 
-  it('wait only for lookups of their own project', async () => {
+  it('wait only for lookups of their project', async () => {
     const { running, begun, lookup } = byHand()
     for (let each = 0; each < 32; each++) void lookup(`${each}.test`, { tenant: 'a' })
     let waits = 0

@@ -9,7 +9,7 @@ const aad = { kind: 'secret', id: 'sec_1', project_id: 'proj_1' }
 describe('the secret box', () => {
   const box = createSecretBox({ key, previous: [] })
 
-  it('opens what it sealed: text of any script, empty, binary-safe text of a buffer, large', () => {
+  it('opens sealed values: text of any script, empty, binary-safe text of a buffer, large', () => {
     for (const value of ['x', '', 'käse 😀\0\n', 'y'.repeat(1_000_000)])
       for (const form of [value, Buffer.from(value)])
         assert.deepEqual(box.open(box.seal(form, aad), aad), { ok: true, value })
@@ -44,7 +44,7 @@ describe('the secret box', () => {
     }
   })
 
-  it('tells text that is not sealed', () => {
+  it('recognizes text that is not sealed', () => {
     const sealed = box.seal('value', aad)
     const short = sealed.split('.').with(3, 'AAAA').join('.')
     for (const text of ['', 'value', 'v1.a.b.c.d', sealed.replace('v1', 'v2'), `${sealed}.x`, `${sealed}\n`, short]) {
@@ -85,7 +85,7 @@ describe('the secret box', () => {
     )
   })
 
-  it('recognises a text by its fingerprint, also one that an older key made', () => {
+  it('recognizes a text by its fingerprint, also under an older key', () => {
     const fingerprint = box.fingerprint('a text')
     assert.ok(!fingerprint.includes(createHash('sha256').update('a text').digest('base64url')))
     assert.equal(box.fingerprint('a text'), fingerprint)

@@ -46,7 +46,7 @@ describe('shares of something that a process has', () => {
     assert.deepEqual(single.order, ['a', 'b', 'a', 'b', 'a'])
   })
 
-  it('are kept for who needs many: others that would fit do not overtake for ever', async () => {
+  it('are reserved for a caller that needs many: smaller requests do not overtake endlessly', async () => {
     const { order, take, release } = using(new FairSemaphore(4))
     void take('a', 2)
     void take('b', 2)
@@ -60,7 +60,7 @@ describe('shares of something that a process has', () => {
     assert.deepEqual(order, ['a', 'b', 'large'])
   })
 
-  it('are not waited for by who has left, nor given back twice', async () => {
+  it('are not waited for by callers that left, nor returned twice', async () => {
     const shares = new FairSemaphore(2)
     const { order, take, release } = using(shares)
     const leaving = new AbortController()

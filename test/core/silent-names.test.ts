@@ -1,33 +1,23 @@
 import assert from 'node:assert/strict'
-import { startVendors, type VendorRequest, type Vendors } from '../execution/vendors.ts'
-import { client, eventually, startApp, type TestApp } from '../support/app.ts'
-import { type NameServer, startNameServer } from '../support/dns.ts'
+import { startVendors, type VendorRequest } from '../execution/vendors.ts'
+import { client, eventually, startApp } from '../support/app.ts'
+import { startNameServer } from '../support/dns.ts'
 import { emitNamed } from '../support/events.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-import { type Receiver, startReceiver } from '../support/receiver.ts'
+import { startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
 
 const PLACES = 32
 
 describe('names whose server is silent', function () {
   this.timeout(120_000)
-  let app: TestApp
-  let names: NameServer
-  let receiver: Receiver
-  let vendors: Vendors
+  const names = forSuite(() => startNameServer(name => (name.endsWith('.silent.test') ? 'silent' : ['127.0.0.1'])))
+  const receiver = forSuite(startReceiver)
+  const vendors = forSuite(startVendors)
+  const app = forSuite(startApp)
   const processes: TestProcess[] = []
-
-  before(async () => {
-    names = await startNameServer(name => (name.endsWith('.silent.test') ? 'silent' : ['127.0.0.1']))
-    receiver = await startReceiver()
-    vendors = await startVendors()
-    app = await startApp()
-  })
   after(async () => {
     await Promise.all(processes.map(each => each.kill()))
-    await app?.close()
-    await vendors?.close()
-    await receiver?.close()
-    await names?.close()
   })
 
   const start = async (kind: 'web' | 'worker', env: Record<string, string>, args: string[] = []) => {
@@ -37,7 +27,7 @@ describe('names whose server is silent', function () {
     return made
   }
 
-  it("delay neither another project's deliveries nor the time of their own project's others", async () => {
+  it("delay neither another project's deliveries nor the limits of other deliveries of their project", async () => {
     const noisy = (await app.project()).id
     const quiet = (await app.project()).id
     const hook = async (project_id: string, host: string, event = 'secrets.created') => {
@@ -70,7 +60,7 @@ describe('names whose server is silent', function () {
     }
     const [quietAt, noisyAt] = ['good.quiet.test', 'good.noisy.test'].map(name => names.asked.indexOf(`A ${name}`))
     const begun = new Set(names.asked.slice(0, noisyAt)).size / 2
-    assert.ok(begun > PLACES && quietAt < noisyAt, `${begun} names were asked for before, ${quietAt} before ${noisyAt}`)
+    assert.ok(begun > PLACES && quietAt < noisyAt, `${begun} names were requested before, ${quietAt} before ${noisyAt}`)
     const failed = await ended(silent[0])
     assert.deepEqual([failed.status, failed.attempts], ['failed', 3])
     assert.match(failed.response_body, /^(dns: \d+\.silent\.test does not resolve: ETIMEOUT|timeout: )/)

@@ -1,19 +1,17 @@
 import { strict as assert } from 'node:assert'
 import { rawQuery } from '#core/db/sql.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('tags', () => {
-  let app: TestApp
-  let project: { id: string }
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
   let path: string
 
   before(async () => {
-    app = await startApp()
-    project = await app.project()
     path = `/projects/${project.id}/tags`
   })
-  after(() => app.close())
   beforeEach(() => app.admin.put(path, {}))
 
   it('PUT replaces the bag and GET shows it', async () => {
@@ -31,7 +29,7 @@ describe('tags', () => {
     })
   })
 
-  it('keeps costCenter and cost_center apart', async () => {
+  it('distinguishes costCenter and cost_center', async () => {
     const bag = { costCenter: '1', cost_center: '2' }
     assert.deepEqual((await app.admin.put(path, bag)).body, bag)
   })
@@ -74,7 +72,7 @@ describe('tags', () => {
     assert.equal((await app.admin.patch(path, { other: 'x', k0: null })).status, 200)
   })
 
-  it('emits the resource as it is after the change', async () => {
+  it('emits the resource after the change', async () => {
     await app.admin.patch(path, { mark: 'seen' })
     const told = await storedEvents(app.services.pool, { project: project.id, name: 'projects.updated' })
     assert.deepEqual(told.at(-1)?.data.tags, { mark: 'seen' })
@@ -87,7 +85,7 @@ describe('tags', () => {
     assert.deepEqual(Object.keys((await app.admin.get(path)).body).sort(), [...keys].sort())
   })
 
-  it('lets nobody tag a resource into or out of a policy', async () => {
+  it('lets no caller tag a resource into or out of a policy', async () => {
     await app.admin.put(path, { team: 'a' })
     const caller = await app.user(undefined, [
       {

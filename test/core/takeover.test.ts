@@ -7,17 +7,13 @@ import { sql } from '#core/db/sql.ts'
 import { queueMessage } from '#core/queues/queue.ts'
 import { retentionSweepQueue } from '#core/work/sweeps.ts'
 import { Heartbeat } from '#core/work/takeover.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('leases of lost workers', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { WORKER_HEARTBEAT_INTERVAL_MS: '1000' } }))
   const identity = ownIdentity() ?? { host: 'here', pid: process.pid, started: '0' }
   const worker = { instance: 'mine', kinds: ['retention'], startedAt: new Date().toISOString(), identity }
-
-  before(async () => {
-    app = await startApp({ env: { WORKER_HEARTBEAT_INTERVAL_MS: '1000' } })
-  })
-  after(() => app?.close())
   beforeEach(() => app.services.pool.query(sql.unsafe`delete from worker_heartbeats`))
 
   type Other = { host?: string; pid?: number; started?: string; ageMs?: number }
@@ -51,7 +47,7 @@ describe('leases of lost workers', () => {
     await addWorker('elsewhere and alive', { host: 'elsewhere', pid: 1, started: '1', ageMs: -600_000 })
     const heartbeat = new Heartbeat(app.services, worker)
     await heartbeat.beat()
-    // The first heartbeat is like one behind an outage of the database: all of them were silent.
+    // The first heartbeat is like a heartbeat after an outage of the database: all of them were silent.
     assert.deepEqual(await gone(), ['here with a reused number'])
     await eventually(async () => {
       await heartbeat.beat()

@@ -1,22 +1,21 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** Writes whose connections are cut or whose statements are cancelled wherever they are. */
 describe('writes under cancels and lost connections', function () {
   this.timeout(60_000)
-  let app: TestApp
+  const app = forSuite(startApp)
   let db: pg.Client
 
   before(async () => {
-    app = await startApp()
     db = new pg.Client(app.databaseUrl)
     await db.connect()
   })
   after(async () => {
     await db.end()
-    await app.close()
   })
 
   const CALLERS = 12
@@ -60,7 +59,7 @@ describe('writes under cancels and lost connections', function () {
       for (const row of rows) assert.deepEqual({ ...row, id: '' }, { id: '', events: 1, entries: 1 }, row.id)
       const made = new Set(rows.map(row => row.id))
       for (const id of answered) assert.ok(made.has(id), `${id} was answered and is not there (${refused} refused)`)
-      // No connection kept a transaction: what comes next is committed by itself.
+      // No connection kept a transaction: the next statement is committed by itself.
       for (let n = 0; n < CALLERS * 2; n++) {
         const { body } = await project.key.post('/actors', { name: 'after' })
         const { rowCount } = await db.query('select from actors where id = $1', [body.id])

@@ -13,7 +13,7 @@ describe('begin and commit of a transaction', () => {
 
   before(async () => {
     databaseUrl = await createDatabase()
-    // One connection: what a transaction leaves behind meets the next one.
+    // One connection: state left by a transaction meets the next one.
     pool = await openPool({ databaseUrl, connections: 1 })
     await pool.query(rawQuery('create table notes (n int primary key, unique (n) deferrable initially immediate)'))
     await pool.query(rawQuery('create table kept (n int unique deferrable initially deferred)'))
@@ -137,7 +137,7 @@ describe('begin and commit of a transaction', () => {
     assert.deepEqual(await numbers('notes'), [])
   })
 
-  it('support savepoints', async () => {
+  it('support savepoints inside a transaction', async () => {
     await inTransaction(pool, async tx => {
       await tx.transaction(inner => note(inner, 1))
       await tx

@@ -3,8 +3,9 @@ import { once } from 'node:events'
 import { readFile } from 'node:fs/promises'
 import { connect, type Socket } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { resident, startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 const IDLE = 3000
 const MIB = 1024 * 1024
@@ -12,18 +13,14 @@ const MIB = 1024 * 1024
 const BEYOND_KERNEL = 16 * MIB
 const FILE_BYTES = 24 * MIB
 
-type Project = Awaited<ReturnType<TestApp['project']>>
-
 describe('a response that the client does not read', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
   let web: TestProcess
-  let project: Project
   let file: string
   let document: string
   let consoleFile: string
   before(async () => {
-    app = await startApp()
-    project = await app.project()
     web = await startProcess('web', app.databaseUrl, { HTTP_IDLE_TIMEOUT_MS: String(IDLE) })
     const made = await project.key.post('/files', { filename: 'large.bin' })
     file = made.body.id
@@ -41,7 +38,6 @@ describe('a response that the client does not read', () => {
   })
   after(async () => {
     await web.kill()
-    await app.close()
   })
 
   /** Whether the process still has its side of a connection open, as the kernel of Linux counts it. */
@@ -98,7 +94,7 @@ describe('a response that the client does not read', () => {
     ['a path without a route', () => `/${'x'.repeat(14_000)}`],
   ]
 
-  it('ends its connection, whoever wrote the response', async () => {
+  it('ends its connection, whichever code wrote the response', async () => {
     await Promise.all(
       large.map(async ([what, pathOf]) => {
         const path = pathOf()
@@ -118,7 +114,7 @@ describe('a response that the client does not read', () => {
     await Promise.all(idle.map(socket => pipeline(socket, `/api/v1/documents/${document}`, 60)))
     await eventually(async () => !(await Promise.all(idle.map(isOpen))).includes(true))
     const { most } = await resident(web.pid)
-    // 540 MB of responses; how much of what was sent is collected at once depends on the machine.
+    // 540 MB of responses; the part that is collected immediately depends on the machine.
     assert.ok(most - before < 270 * MIB, `${(most - before) / MIB} MiB`)
     for (const socket of idle) socket.destroy()
   })
@@ -146,7 +142,7 @@ describe('a response that the client does not read', () => {
     slow.destroy()
   })
 
-  it('has at most a hundred requests waiting behind it', async () => {
+  it('has at most a hundred requests waiting after it', async () => {
     const stream = await open()
     stream.write(head('/api/v1/activity/stream') + head('/api/v1/documents').repeat(100))
     await sleep(500)

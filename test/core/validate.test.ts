@@ -3,7 +3,8 @@ import { z } from 'zod'
 import { enumListQuery } from '#core/api/lists.ts'
 import { parse } from '#core/api/validate.ts'
 import { AppError, type Problem } from '#core/base/errors.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** The first problem of a value, as `CODE path: message`. */
 function problem(schema: z.ZodType, value: unknown): string {
@@ -17,7 +18,7 @@ function problem(schema: z.ZodType, value: unknown): string {
   return 'none'
 }
 
-describe('what is wrong with a value', () => {
+describe('problems of a value', () => {
   it('is listed up to a hundred times', () => {
     const unknown = Object.fromEntries(Array.from({ length: 5000 }, (_, n) => [`key ${n}`, n]))
     const wrong = Array.from({ length: 5000 }, () => 'no number')
@@ -96,11 +97,7 @@ describe('what is wrong with a value', () => {
   })
 
   describe('over HTTP', () => {
-    let app: TestApp
-    before(async () => {
-      app = await startApp()
-    })
-    after(() => app?.close())
+    const app = forSuite(startApp)
 
     it('reaches the caller in body and query', async () => {
       const { key } = await app.project()

@@ -1,6 +1,6 @@
 /** Generators of worst inputs; each returns one of about n characters or items. */
 
-/** Copies a text into one piece: one that was concatenated is copied when it is read for the first time. */
+/** Copies a text into one piece: a concatenated text is copied when it is read for the first time. */
 export const flat = (text: string): string => Buffer.from(text).toString()
 
 /** Repeats a part up to n characters. */

@@ -83,7 +83,7 @@ const merged = (a: Measured, b: Measured): Measured => ({
   turn: Math.min(a.turn, b.turn),
 })
 
-/** Measures a case with one generator at n, 2n and 4n = limit; returns what is wrong. */
+/** Measures a case with one generator at n, 2n and 4n = limit; returns the error. */
 export async function measure(one: CostCase, input: string): Promise<string[]> {
   const maxTurnMs = one.exception?.ms ?? MAX_TURN_MS
   const build = one.inputs[input]
@@ -102,7 +102,7 @@ export async function measure(one: CostCase, input: string): Promise<string[]> {
     if (time.turn > most) return [`takes ${time.turn.toFixed()} ms of the event loop at ${n} of ${one.limit}`]
     if (n >= quarter) times.push(time)
     if (n !== small || time.total > MIN_MS) continue
-    // What is brief at the limit has not grown too much, whatever a quarter of it takes.
+    // A case that is brief at the limit has not grown too much, whatever a quarter of it takes.
     const { total, turn } = await measured(one.limit)
     if (total <= MIN_MS * MAX_GROWTH_OF_QUARTER && turn <= maxTurnMs) return []
   }
@@ -133,7 +133,7 @@ async function mean(
   const count = Math.ceil(MEAN_MS / Math.max(estimateMs, 1))
   const sum: Measured = { total: 0, turn: 0 }
   for (let at = 0; at < count; at++) {
-    // Each has an input of its own, as functions may change theirs.
+    // Each has a separate input, as functions may change theirs.
     const { total, turn } = await once(run, build(n))
     sum.total += total / count
     sum.turn += turn / count

@@ -51,7 +51,7 @@ const LINEAR = new Set(JSON.parse(fs.readFileSync(LINEAR_FILE, 'utf8')) as strin
 /** The analysis in JavaScript gives each machine the same result. */
 process.env.RECHECK_BACKEND = 'pure'
 
-/** Returns what is wrong with a pattern; null if it takes linear time on every text. */
+/** Returns the problem of a pattern; null if it takes linear time on every text. */
 function problemOf(text: string): string | null {
   const { source, flags } = parts(text)
   const result = checkSync(source, flags.replaceAll(/[dv]/g, ''), { timeout: 60_000 })

@@ -43,7 +43,7 @@ const MAX_STEPS = 5_000
 
 /**
  * Whether a pattern is linear by its form: without unbounded quantifiers and few steps from each start, or anchored with
- * one that is in no group. Other patterns need an analysis.
+ * a quantifier outside groups. Other patterns need an analysis.
  */
 export function isPlain(text: string): boolean {
   const { source, flags } = parts(text)

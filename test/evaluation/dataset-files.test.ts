@@ -1,15 +1,14 @@
 import assert from 'node:assert/strict'
-import { type EvalApp, item, refused, startEvalApp } from './support.ts'
+import { forSuite } from '../support/suite.ts'
+import { item, refused, startEvalApp } from './support.ts'
 
 describe('files of dataset items', () => {
-  let app: EvalApp
-  before(async () => {
-    app = await startEvalApp({
+  const app = forSuite(() =>
+    startEvalApp({
       workers: [],
       env: { DATASET_MAX_ITEMS: '700', DATASET_MAX_BYTES: '100000', DATASET_IMPORT_MAX_BYTES: String(1024 * 1024) },
-    })
-  })
-  after(() => app?.close())
+    }),
+  )
 
   const CSV = { 'content-type': 'text/csv; charset=utf-8' }
   const JSONL = { 'content-type': 'application/x-ndjson' }
@@ -83,7 +82,7 @@ describe('files of dataset items', () => {
       assert.deepEqual(await itemsOf(copy), items)
     })
 
-  it('name what is wrong by line and field, and nothing is written', async () => {
+  it('name the errors by line and field, and nothing is written', async () => {
     const id = await app.dataset([])
     const paths = async (body: string, headers: Record<string, string>) => {
       const reply = await send(id, body, headers)

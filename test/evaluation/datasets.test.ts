@@ -1,31 +1,24 @@
 import assert from 'node:assert/strict'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 const ACTIONS = ['evaluations:*', 'generations:*', 'agents:*', 'events:*', 'sessions:*', 'conversations:*']
 
 describe('datasets', () => {
-  let app: AgentApp
-  let double: ReturnType<typeof client>
-  before(async () => {
-    app = await startAgentApp({ actions: ACTIONS, env: { DATASET_MAX_ITEMS: '12' } })
-    double = client(app.double)
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startAgentApp({ actions: ACTIONS, env: { DATASET_MAX_ITEMS: '12' } }))
+  const double = forSuite(() => client(app.double))
 
   let counter = 0
-  const dataset = async (): Promise<string> => {
-    const made = await app.key.post('/datasets', { name: `set ${++counter}` })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body.id
-  }
+  const dataset = async (): Promise<string> => (await createdBy(app.key, '/datasets', { name: `set ${++counter}` })).id
   const item = (content = 'Hi') => ({ input: [{ role: 'user', content }] })
   const refused = (reply: { status: number; body: any }, status: number, code: string, path?: string) => {
     assert.deepEqual([reply.status, reply.body?.error?.code], [status, code], JSON.stringify(reply.body))
     if (path !== undefined) assert.equal(reply.body.error.meta.problems[0].path, path)
   }
 
-  it('are named once in a project, changed by what is given, and deleted with their items', async () => {
+  it('are named once in a project, changed by given fields, and deleted with their items', async () => {
     const id = await dataset()
     const path = `/datasets/${id}`
     assert.match(id, /^dset_/)

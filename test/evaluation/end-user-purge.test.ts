@@ -3,19 +3,18 @@ import pg from 'pg'
 import { rawQuery } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { placesOf } from '../support/search-everywhere.ts'
-import { EVAL_ACTIONS, type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'
+import { forSuite } from '../support/suite.ts'
+import { EVAL_ACTIONS, ended, item, made, refused, startEvalApp } from './support.ts'
 
 describe('examples copied from an end user', function () {
   this.timeout(60_000)
-  let app: EvalApp
-  before(async () => {
-    app = await startEvalApp({
+  const app = forSuite(() =>
+    startEvalApp({
       workers: ['generation', 'evaluation', 'snapshot'],
       env: { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1' },
       actions: [...EVAL_ACTIONS, 'actors:*', 'sessions:*', 'conversations:*'],
-    })
-  })
-  after(() => app?.close())
+    }),
+  )
 
   const actor = async () => (await made(app.key, '/actors', { name: 'Ann' })).id as string
   /** A session of an actor in which a marker was said and answered. */
@@ -38,7 +37,7 @@ describe('examples copied from an end user', function () {
     return entry.detail.counts
   }
 
-  it('go with what was made of them in runs, and are counted; those of others stay', async () => {
+  it('are deleted with their copies in runs, and are counted; examples of others stay', async () => {
     const [ann, bob] = [await actor(), await actor()]
     const [hers, his] = [await session(ann, 'strudel-marker'), await session(bob, 'knoedel-marker')]
     const dataset = await app.dataset([item('written by hand')])
@@ -79,7 +78,7 @@ describe('examples copied from an end user', function () {
       before.every(({ scores, error }) => error === null && scores.length === 2),
       JSON.stringify(before),
     )
-    // A result outlives its item, and so does what it was copied from.
+    // A result outlives its item, and so does the source of the copy.
     assert.equal((await app.key.delete(`/datasets/${dataset}/items/${copied}`)).status, 204)
 
     const counts = await purge(ann)
@@ -106,7 +105,7 @@ describe('examples copied from an end user', function () {
     assert.ok(kept.every(({ output, scores }) => output !== null && scores[0].reasoning !== undefined))
     const { aggregate_scores } = (await app.key.get(`/evals/${run.eval_id}/runs/${run.id}`)).body
     assert.deepEqual(aggregate_scores, run.aggregate_scores)
-    // A run of what is left.
+    // A run of the remaining items.
     assert.equal((await app.run(scored.id)).item_count, 2)
   })
 
@@ -129,7 +128,7 @@ describe('examples copied from an end user', function () {
     const eraser = new pg.Client({ connectionString: app.databaseUrl })
     await eraser.connect()
     try {
-      // As a purge does that has not committed yet: what is copied waits for its end.
+      // As a purge does that has not committed yet: the copy waits for its end.
       await eraser.query('begin')
       await eraser.query(
         `delete from documents where id in (
@@ -152,7 +151,7 @@ describe('examples copied from an end user', function () {
     assert.equal((await items(dataset)).total, 0)
   })
 
-  it('end the items of runs that are under way', async () => {
+  it('end the active items of runs', async () => {
     const ann = await actor()
     const hers = await session(ann, 'krapfen-marker')
     const dataset = await app.dataset([])
@@ -164,7 +163,7 @@ describe('examples copied from an end user', function () {
       scorers: [{ type: 'contains', value: 'Yes' }],
     })
     const started = await made(app.key, `/evals/${id}/runs`, {})
-    // A worker has fewer asked at once: the others are queued.
+    // A worker has a lower concurrency: the others are queued.
     await eventually(async () => ((await app.lanes.gate('never'))?.waiting ?? 0) > 0)
     const counts = await purge(ann)
     assert.deepEqual([counts.dataset_items, counts.eval_results], [7, 7])

@@ -6,7 +6,8 @@ import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { rounds } from '../support/rounds.ts'
-import { type EvalApp, ended, item, made, startEvalApp } from './support.ts'
+import { forSuite } from '../support/suite.ts'
+import { ended, item, made, startEvalApp } from './support.ts'
 
 /** Items of the run whose workers are killed. */
 const ITEMS = rounds('EVAL_CRASH_ITEMS', 24, 1000)
@@ -23,17 +24,13 @@ const FAST = {
 const counting = sql.type(z.object({ count: z.int() }))
 
 describe('runs of evals whose workers are killed', () => {
-  let app: EvalApp
+  const app = forSuite(() => startEvalApp({ workers: [], env: FAST }))
   const workers: TestProcess[] = []
   const steady = steadyWorkers()
-  before(async () => {
-    app = await startEvalApp({ workers: [], env: FAST })
-  })
   afterEach(async () => {
     await steady.stop()
     await Promise.all(workers.splice(0).map(each => each.kill('SIGKILL')))
   })
-  after(() => app?.close())
 
   const doomedWorker = async (faults: string): Promise<TestProcess> => {
     const started = await startProcess('worker', app.databaseUrl, { ...FAST, FAULT_POINTS: faults }, ['evaluation'])

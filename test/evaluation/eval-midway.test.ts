@@ -1,23 +1,20 @@
 import assert from 'node:assert/strict'
 import { madeDecider } from '../execution/decider-support.ts'
 import { eventually } from '../support/app.ts'
-import { type EvalApp, ended, item, made, quotaOfOneTurn, startEvalApp } from './support.ts'
+import { forSuite } from '../support/suite.ts'
+import { ended, item, made, quotaOfOneTurn, startEvalApp } from './support.ts'
 
 const EXACT = [{ type: 'exact_match' }]
 
 describe('a run of an eval', () => {
-  let app: EvalApp
-  before(async () => {
-    // One item at a time, so that what happens in the midst of a run does so between two items.
-    app = await startEvalApp({ env: { EVAL_WORKER_BATCH: '1' } })
-  })
-  after(() => app?.close())
+  // One item at a time, so that what happens in the midst of a run does so between two items.
+  const app = forSuite(() => startEvalApp({ env: { EVAL_WORKER_BATCH: '1' } }))
 
   const items = (count: number) => app.dataset(Array.from({ length: count }, (_, at) => item(`q${at}`, 'Yes')))
   const waiting = (gate: string) =>
     eventually(async () => (await app.lanes.gate(gate))?.waiting === 1, { what: `a turn at ${gate}` })
   const open = (gate: string) => app.lanes.read('POST', `/control/gates/${gate}/open`)
-  /** Starts a run whose first turn waits for what is done meanwhile. */
+  /** Starts a run whose first turn waits for a task meanwhile. */
   async function midway(
     lane: string,
     count: number,
@@ -40,7 +37,7 @@ describe('a run of an eval', () => {
   }
   const codes = async (run: any) => (await app.results(run)).map(({ error }) => error?.code ?? null)
 
-  it('goes on to its end where a quota is used up in the midst of it', async () => {
+  it('continues to its end when a quota is used up during the run', async () => {
     let quota = ''
     const run = await midway('spends', 4, async ({ agent_id }) => {
       quota = await quotaOfOneTurn(app, agent_id)
@@ -48,12 +45,12 @@ describe('a run of an eval', () => {
     const { status, completed_count, errored_count, aggregate_scores } = await ended(app.key, run)
     assert.deepEqual([status, completed_count, errored_count], ['completed', 1, 3])
     assert.deepEqual(await codes(run), [null, 'QUOTA_EXCEEDED', 'QUOTA_EXCEEDED', 'QUOTA_EXCEEDED'])
-    // What was not answered is in no figure.
+    // An unanswered item is in no figure.
     assert.deepEqual([aggregate_scores.pass_rate, aggregate_scores.scored_item_count], [1, 1])
     assert.equal((await app.admin.delete(`/quotas/${quota}`)).status, 204)
   })
 
-  it('goes on to its end where its model must have a price from then on, and has none', async () => {
+  it('continues to its end when its model must have a price from then on, and has none', async () => {
     const requires = (require_priced_model: boolean) =>
       app.admin.patch(`/projects/${app.projectId}`, { require_priced_model })
     const run = await midway('unpriced', 3, async () => assert.equal((await requires(true)).status, 200))
@@ -66,7 +63,7 @@ describe('a run of an eval', () => {
     }
   })
 
-  it('goes on by what it has pinned of a decider that is deleted in the midst of it', async () => {
+  it('continues with its pinned version of a decider that is deleted during the run', async () => {
     const decides = await app.echo('decides-midway', [{ reply: { object: { good: true } } }])
     const questions = [{ type: 'predicate', name: 'good', instructions: 'Is it good?' }]
     const decider = await madeDecider(app.key, { agent_id: decides, questions })
@@ -79,7 +76,7 @@ describe('a run of an eval', () => {
     for (const { scores } of await app.results(run)) assert.deepEqual([scores.length, scores[0].score], [1, 1])
   })
 
-  it('that goes with its eval is compared whole or not at all', async () => {
+  it('that is deleted with its eval is compared whole or not at all', async () => {
     const agent_id = await app.echo('compared')
     const { id } = await app.eval({ agent_id, dataset_id: await items(3), scorers: EXACT })
     const runs = [(await app.run(id)).id, (await app.run(id)).id]

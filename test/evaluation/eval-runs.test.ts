@@ -4,17 +4,16 @@ import { queueMessage } from '#core/queues/queue.ts'
 import { evalItemWork } from '#evaluation/eval-runs/process-item.ts'
 import { evalRunQueue } from '#evaluation/eval-runs/settle-run.ts'
 import { eventually } from '../support/app.ts'
-import { type EvalApp, ended, heldItems, item, made, quotaOfOneTurn, refused, startEvalApp } from './support.ts'
+import { forSuite } from '../support/suite.ts'
+import { ended, heldItems, item, made, quotaOfOneTurn, refused, startEvalApp } from './support.ts'
 
 describe('runs of evals', () => {
-  let app: EvalApp
-  before(async () => {
-    app = await startEvalApp({
+  const app = forSuite(() =>
+    startEvalApp({
       workers: ['generation', 'evaluation', 'trigger'],
       env: { EVAL_WORKER_BATCH: '3', EVAL_WORKER_INTERVAL_MS: '1000' },
-    })
-  })
-  after(() => app?.close())
+    }),
+  )
 
   const EXACT = [{ type: 'exact_match' }]
   /** An agent whose answer is what a prompt holds; by rules, so that it can change. */
@@ -104,7 +103,7 @@ describe('runs of evals', () => {
     )
   })
 
-  it('are canceled once, keep what came, and emit nothing', async () => {
+  it('are canceled once, keep the results so far, and emit nothing', async () => {
     const agent_id = await app.echo('slow', [{ reply: { text: 'Yes', gate: 'slow' } }])
     const dataset_id = await app.dataset(Array.from({ length: 6 }, (_, at) => item(`q${at}`, 'Yes')))
     const { id } = await app.eval({ agent_id, dataset_id, scorers: EXACT })
@@ -129,7 +128,7 @@ describe('runs of evals', () => {
         const { body } = await app.key.get(path)
         return body.completed_count === 2 ? body : null
       },
-      { what: 'results of what was under way' },
+      { what: 'results of active items' },
     )
     assert.deepEqual([kept.status, kept.passed, (await app.results(run)).length], ['canceled', null, 2])
     assert.deepEqual((await app.key.get(`/events?resource_id=${run.id}`)).body.data, [])
@@ -137,7 +136,7 @@ describe('runs of evals', () => {
     assert.deepEqual(held, [{ context: null }])
   })
 
-  it('wait while their project is paused, and go on with it', async () => {
+  it('wait while their project is paused, and continue with it', async () => {
     const agent_id = await app.echo('pause', [{ reply: { text: 'Yes', gate: 'pause' } }])
     const dataset_id = await app.dataset(Array.from({ length: 5 }, (_, at) => item(`q${at}`, 'Yes')))
     const { id } = await app.eval({ agent_id, dataset_id, scorers: EXACT })
@@ -155,7 +154,7 @@ describe('runs of evals', () => {
     assert.deepEqual([done.status, done.completed_count], ['completed', 5])
   })
 
-  it('ask and score an item once, however often its messages come', async () => {
+  it('run and score an item once, however often its messages come', async () => {
     const agent_id = await app.echo('again')
     const dataset_id = await app.dataset([item('a', 'Yes')])
     const { id } = await app.eval({ agent_id, dataset_id, scorers: EXACT })
@@ -178,13 +177,13 @@ describe('runs of evals', () => {
     assert.equal((await app.key.get(`/events?resource_id=${run.id}`)).body.total, 1)
   })
 
-  it('whose messages are lost go on to their end', async () => {
+  it('whose messages are lost continue to their end', async () => {
     const agent_id = await app.echo('lost', [{ reply: { text: 'Yes', gate: 'lost' } }])
     const dataset_id = await app.dataset(Array.from({ length: 4 }, (_, at) => item(`q${at}`, 'Yes')))
     const { id } = await app.eval({ agent_id, dataset_id, scorers: EXACT })
     const run = await made(app.key, `/evals/${id}/runs`, {})
     await waiting('lost')
-    // What waits in the queue is lost.
+    // A waiting message is lost.
     await app.services.pool.query(voidStatement`
       delete from pgboss.job where name = ${evalItemWork.name} and data ->> 'work_id' in (
         select id from eval_results where eval_run_id = ${run.id})`)
@@ -199,7 +198,7 @@ describe('runs of evals', () => {
     )
   })
 
-  it('let a version go live that has passed the eval as it is, and no other', async () => {
+  it('allow only a version that has passed the current eval to go live', async () => {
     const agent_id = await app.echo('gated')
     const dataset_id = await app.dataset([item('a', 'Yes')])
     const gate = await app.eval({ agent_id, dataset_id, scorers: EXACT, pass_threshold: 1 })
@@ -222,7 +221,7 @@ describe('runs of evals', () => {
     await unmet()
     const early = await app.run(gate.id, { agent_version: 2 })
     assert.equal(early.passed, true)
-    // Another threshold is another revision: what was passed before does not count.
+    // Another threshold is another revision: an earlier pass does not count.
     assert.equal((await app.key.patch(`/evals/${gate.id}`, { pass_threshold: 0.5 })).body.revision, 2)
     await unmet()
     await app.run(gate.id, { agent_version: 2 })
@@ -233,7 +232,7 @@ describe('runs of evals', () => {
     assert.equal(version.eval_run_id, newest.id)
   })
 
-  it('are started by triggers, in the name of who made them', async () => {
+  it('are started by triggers, with the permissions of their creator', async () => {
     const agent_id = await app.echo('fired')
     const dataset_id = await app.dataset([item('a', 'Yes')])
     const { id } = await app.eval({ agent_id, dataset_id, scorers: EXACT })
@@ -260,7 +259,7 @@ describe('runs of evals', () => {
     refused(await writer.post('/triggers', theirs), 403, 'FORBIDDEN')
   })
 
-  it('hold their agent, and go with it by force', async () => {
+  it('hold their agent, and are deleted with it by force', async () => {
     const agent_id = await app.echo('deleted')
     const dataset_id = await app.dataset([item('a', 'Yes')])
     const { id } = await app.eval({ agent_id, dataset_id, scorers: EXACT })

@@ -1,20 +1,19 @@
 import assert from 'node:assert/strict'
 import { computeBriefScores } from '#evaluation/eval-runs/score.ts'
 import { processorMs } from '../support/event-loop.ts'
-import { type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'
+import { forSuite } from '../support/suite.ts'
+import { ended, item, made, refused, startEvalApp } from './support.ts'
 
 describe('evals', () => {
-  let app: EvalApp
+  const app = forSuite(() => startEvalApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
   let agent_id: string
   before(async () => {
-    app = await startEvalApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
     agent_id = await app.echo('plain')
   })
-  after(() => app?.close())
 
   const EXACT = [{ type: 'exact_match' }]
 
-  it('look for a long text in a long answer in time linear in both', async () => {
+  it('search for a long text in a long answer in time linear in both', async () => {
     const scorer = { type: 'contains', value: `${'a'.repeat(32_000)}b${'a'.repeat(32_000)}` } as never
     const ms = await processorMs(async () => {
       const run = { scorers: [scorer] }
@@ -25,7 +24,7 @@ describe('evals', () => {
     assert.ok(ms < 2000, `${ms} ms`)
   })
 
-  it('ask every item of one version of an agent and say how many pass', async () => {
+  it('run every item by one version of an agent and count how many pass', async () => {
     const dataset_id = await app.dataset([item('a', 'Yes '), item('b', 'No'), item('c')])
     const scorers = [{ type: 'exact_match' }, { type: 'contains', value: 'yes' }]
     const { id, revision } = await app.eval({ agent_id, dataset_id, scorers, pass_threshold: 0.5 })
@@ -78,7 +77,7 @@ describe('evals', () => {
     assert.deepEqual(events[0].data, run)
   })
 
-  it('refuse a run of nothing, a run of too much to wait for, and what is no choice', async () => {
+  it('refuse a run of nothing, a run too large to wait for, and invalid choices', async () => {
     const empty = await app.eval({ agent_id, dataset_id: await app.dataset([]), scorers: EXACT })
     for (const wait of [true, false])
       refused(await app.key.post(`/evals/${empty.id}/runs`, { wait }), 400, 'VALIDATION_FAILED')
@@ -100,7 +99,7 @@ describe('evals', () => {
     refused(await app.key.get(`/evals/${other.id}/runs/${run.id}/results`), 404, 'RESOURCE_NOT_FOUND')
   })
 
-  it('name what is there, once, and scorers that fit the agent', async () => {
+  it('have names that are unique, references that exist, and scorers that fit the agent', async () => {
     const dataset_id = await app.dataset([item('a')])
     const post = (fields: object) =>
       app.key.post('/evals', { name: 'bad', agent_id, dataset_id, scorers: EXACT, ...fields })
@@ -142,7 +141,7 @@ describe('evals', () => {
     refused(await app.key.put(path, { scorers: [{ type: 'output_schema' }] }), 400, 'VALIDATION_FAILED', 'scorers[0]')
   })
 
-  it('need the rights to ask what they name', async () => {
+  it('require permissions to call the agents and tools that they name', async () => {
     const dataset_id = await app.dataset([item('a')])
     const statement = [{ effect: 'Allow', action: ['evaluations:*'], resource: [`srn:${app.projectId}:*:*`] }]
     const writer = await app.user('eval-writer', [{ statement }])
@@ -188,7 +187,7 @@ describe('evals', () => {
     ])
   })
 
-  it('keep what an item was once it is deleted, and go with their dataset', async () => {
+  it('keep a copy of an item after it is deleted, and are deleted with their dataset', async () => {
     const dataset_id = await app.dataset([item('a', 'Yes')])
     const { id } = await app.eval({ agent_id, dataset_id, scorers: EXACT })
     const run = await app.run(id)

@@ -1,21 +1,23 @@
 import assert from 'node:assert/strict'
-import { type Client, eventually } from '../support/app.ts'
-import { EVAL_ACTIONS, type EvalApp, item, made, startEvalApp } from './support.ts'
+import { eventually } from '../support/app.ts'
+import { scriptOf } from '../support/scripts.ts'
+import { forSuite } from '../support/suite.ts'
+import { EVAL_ACTIONS, item, made, startEvalApp } from './support.ts'
 
-/** Turns of evaluations, and what they start, leave no facts of test data in memory. */
+/** Turns of evaluations, and the work they start, leave no facts of test data in memory. */
 describe('memory rules and evaluations', function () {
   this.timeout(120_000)
-  let app: EvalApp
-  let by: Client
+  const app = forSuite(() =>
+    startEvalApp({
+      workers: ['evaluation', 'generation', 'orchestration', 'trigger', 'delivery'],
+      actions: [...EVAL_ACTIONS, 'orchestrations:*'],
+    }),
+  )
+  const by = forSuite(() => app.admin)
   let extractor: string
   let counter = 0
 
   before(async () => {
-    app = await startEvalApp({
-      workers: ['evaluation', 'generation', 'orchestration', 'trigger', 'delivery'],
-      actions: [...EVAL_ACTIONS, 'orchestrations:*'],
-    })
-    by = app.admin
     // A fact that each turn adds to: a store of exact texts would skip a repeated one.
     const steps = [
       { id: 'a', action: 'list-secrets', tool: { name: 'n', type: 'platform', actions: ['list-secrets'] } },
@@ -23,7 +25,6 @@ describe('memory rules and evaluations', function () {
     const output = [{ content: { cat: ['fact of ', { var: 'input.generation_id' }] } }]
     extractor = (await create('/tools', { name: 'extractor', type: 'pipeline', pipeline: { steps, output } })).id
   })
-  after(() => app?.close())
 
   const create = (path: string, body: object) => made(by, path, { project_id: app.projectId, ...body })
   const rule = async (fields: object = {}) => {
@@ -37,11 +38,10 @@ describe('memory rules and evaluations', function () {
     const facts = async () => (await by.get(`/memory-entries?memory_store_id=${memory_store_id}`)).body.total as number
     return { ...rule, facts }
   }
-  const script = (...replies: object[]) => `@double ${JSON.stringify(replies)}`
   const agent = async (fields: object = {}) =>
     (await create('/agents', { name: `agent ${++counter}`, ai_provider_id: app.providerId, ...fields })).id as string
   const talk = async (id: string) => {
-    const { status, body } = await by.post(`/agents/${id}/generate?wait=true`, { prompt: script({ text: 'hello' }) })
+    const { status, body } = await by.post(`/agents/${id}/generate?wait=true`, { prompt: scriptOf({ text: 'hello' }) })
     assert.equal(status, 200, JSON.stringify(body))
   }
   const evaluated = async (agent_id: string, content: string) => {
@@ -56,14 +56,14 @@ describe('memory rules and evaluations', function () {
     const [skipping, including] = [await rule(), await rule({ include_evaluations: true })]
     assert.deepEqual([skipping.include_evaluations, including.include_evaluations], [false, true])
     const id = await agent()
-    await evaluated(id, script({ text: 'hello' }))
+    await evaluated(id, scriptOf({ text: 'hello' }))
     await eventually(async () => (await including.facts()) === 1)
     await talk(id)
     await eventually(async () => (await including.facts()) === 2 && (await skipping.facts()) === 1)
     const changed = await by.patch(`/memory-rules/${skipping.id}`, { include_evaluations: true })
     assert.equal(changed.body.include_evaluations, true)
     await eventually(async () => {
-      await evaluated(id, script({ text: 'hello' }))
+      await evaluated(id, scriptOf({ text: 'hello' }))
       return (await skipping.facts()) > 1
     })
   })
@@ -71,7 +71,7 @@ describe('memory rules and evaluations', function () {
   it('rules skip the turns that a turn of an evaluation starts, directly and in runs', async () => {
     const skipping = await rule()
     const below = await agent()
-    const nodes = [{ id: 'a', type: 'agent', agent_id: below, prompt: script({ text: 'in a run' }) }]
+    const nodes = [{ id: 'a', type: 'agent', agent_id: below, prompt: scriptOf({ text: 'in a run' }) }]
     const inner = await create('/orchestrations', { name: 'inner', nodes, edges: [] })
     const nested = [{ id: 'a', type: 'sub_orchestration', orchestration_id: inner.id }]
     const graph = await create('/orchestrations', { name: 'graph', nodes: nested, edges: [] })
@@ -82,10 +82,10 @@ describe('memory rules and evaluations', function () {
     })
     const top = await agent({ tool_bindings: [{ tool_id: tool.id }] })
     const calls = [
-      { name: 'starts_create-agent-generation', args: { agent_id: below, prompt: script({ text: 'nested' }) } },
+      { name: 'starts_create-agent-generation', args: { agent_id: below, prompt: scriptOf({ text: 'nested' }) } },
       { name: 'starts_start-run', args: { orchestration_id: graph.id } },
     ]
-    await evaluated(top, script({ tool_calls: calls }, { text: 'done' }))
+    await evaluated(top, scriptOf({ tool_calls: calls }, { text: 'done' }))
     const turns = (await by.get(`/generations?agent_id=${below}`)).body.data
     assert.deepEqual(
       turns.map(({ status, source }: any) => [status, source]),
@@ -111,9 +111,9 @@ describe('memory rules and evaluations', function () {
       event_filter: { and: [{ '==': [{ var: 'data.agent_id' }, id] }, { '!=': [{ var: 'data.source' }, 'eval'] }] },
       target_type: 'agent',
       target_id: below,
-      input: { message: script({ text: 'fired' }) },
+      input: { message: scriptOf({ text: 'fired' }) },
     })
-    await evaluated(id, script({ text: 'hello' }))
+    await evaluated(id, scriptOf({ text: 'hello' }))
     await talk(id)
     const firings = () => by.get(`/trigger-firings?trigger_id=${trigger.id}`).then(({ body }) => body.data)
     await eventually(async () => (await firings()).length > 0)
@@ -122,7 +122,7 @@ describe('memory rules and evaluations', function () {
 
   it('a retry of a turn of an evaluation is one of the evaluation', async () => {
     const id = await agent()
-    const dataset_id = await app.dataset([item(script({ status: 400, body: { error: { message: 'no' } } }))])
+    const dataset_id = await app.dataset([item(scriptOf({ status: 400, body: { error: { message: 'no' } } }))])
     await app.run((await app.eval({ agent_id: id, dataset_id, scorers: [{ type: 'exact_match' }] })).id)
     const [failed] = (await by.get(`/generations?agent_id=${id}`)).body.data
     assert.equal(failed.status, 'failed')

@@ -4,21 +4,16 @@ import { madeDecider } from '../execution/decider-support.ts'
 import { json, made as madeTool, startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
-import { type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'
+import { forSuite } from '../support/suite.ts'
+import { ended, item, made, refused, startEvalApp } from './support.ts'
 
 describe('scorers', () => {
-  let app: EvalApp
-  let target: Target
-  before(async () => {
-    target = await startTarget()
-    app = await startEvalApp({
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startEvalApp({
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '64' },
-    })
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-  })
+    }),
+  )
 
   /** The one result of a run over one item. */
   const scored = async (scorers: object[], agent_id: string, expected: string | null = 'Yes', body = {}) => {
@@ -48,7 +43,7 @@ describe('scorers', () => {
     })
   })
 
-  it('of similarity compare by meaning, and ask nothing where nothing is expected', async () => {
+  it('of similarity compare by meaning, and call nothing where nothing is expected', async () => {
     const agent = await app.echo('near', [{ reply: { text: 'a red apple' } }])
     const scorers = [{ type: 'embedding_similarity', pass_threshold: 0.9 }]
     const same = await scored(scorers, agent, 'a red apple')
@@ -58,7 +53,7 @@ describe('scorers', () => {
   })
 
   describe('that are judges', () => {
-    it('ask once, fill in each value once, and are metered', async () => {
+    it('call the judge once, fill in each value once, and are metered', async () => {
       const agent = await app.echo('judged', [{ reply: { text: 'Yes' } }])
       await app.lanes.put('judge', { rules: [{ reply: { text: 'Sure: {"score": 0.8, "reasoning": "good"} .' } }] })
       const prompt = 'Q {{input}} A {{output}} E {{expected}} U {{other}}'
@@ -122,7 +117,7 @@ describe('scorers', () => {
   })
 
   describe('that are tools', () => {
-    it('are told of the item, once, with the headers of the run', async () => {
+    it('receive the item, once, with the headers of the run', async () => {
       const agent = await app.echo('tooled')
       const { id: tool_id } = await madeTool(app.key, { execute: { url: target.url } })
       const scorer = { type: 'tool', name: 'mine', tool_id, preset_parameters: { strict: true } }
@@ -172,7 +167,7 @@ describe('scorers', () => {
       const kept = () =>
         app.services.pool.oneFirst(sql.unsafe`select context is not null from eval_runs where id = ${run.id}`)
       assert.equal(await kept(), false)
-      // One whose turn is gone is under way no longer.
+      // An item whose turn is gone is no longer active.
       await app.lanes.put('canceled', { rules: [{ reply: { text: 'Yes', gate: 'canceled' } }] })
       const other = await made(app.key, `/evals/${id}/runs`, { tool_context: { tenant: 't2' } })
       await eventually(async () => (await app.lanes.gate('canceled'))?.waiting, { what: 'the turn' })
@@ -188,7 +183,7 @@ describe('scorers', () => {
       await app.lanes.read('POST', '/control/gates/canceled/open')
     })
 
-    it('that cannot be made for a reason of ours are told apart from items that were not asked', async () => {
+    it('that fail for an internal reason are distinguished from items that were not scored', async () => {
       target.answer = json({ score: 1, passed: true })
       const agent_id = await app.echo('unscored')
       const { id: tool_id } = await madeTool(app.key, { execute: { url: target.url } })
@@ -230,7 +225,7 @@ describe('scorers', () => {
     })
   })
 
-  it('that are deciders ask for one decision of the pinned version', async () => {
+  it('that are deciders request one decision of the pinned version', async () => {
     const agent = await app.echo('decided')
     const decides = await app.echo('decides', [{ reply: { object: { good: true } } }])
     const questions = [{ type: 'predicate', name: 'good', instructions: 'Is it good?' }]

@@ -4,6 +4,7 @@ import { evalItemWork } from '#evaluation/eval-runs/process-item.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 
 /** What the key of a test may do. */
 export const EVAL_ACTIONS = [
@@ -20,7 +21,7 @@ export const EVAL_ACTIONS = [
 
 export type EvalApp = AgentApp & {
   lanes: ReturnType<typeof client>
-  /** An agent that answers what a prompt holds behind `say `, and otherwise `Yes`. */
+  /** An agent that answers the text of a prompt after `say `, and otherwise `Yes`. */
   echo(lane: string, rules?: object[], fields?: object): Promise<string>
   dataset(items: readonly object[]): Promise<string>
   eval(fields: object): Promise<any>
@@ -38,9 +39,7 @@ export const item = (content: string, expected_output?: string | null, metadata?
 let counter = 0
 
 export async function made(key: Client, path: string, body: object): Promise<any> {
-  const reply = await key.post(path, body)
-  assert.equal(reply.status, 201, JSON.stringify(reply.body))
-  return reply.body
+  return createdBy(key, path, body)
 }
 
 export function refused(reply: { status: number; body: any }, status: number, code: string, path?: string): void {
@@ -72,7 +71,7 @@ export const ended = (key: Client, run: { id: string; eval_id: string }): Promis
     { what: `end of ${run.id}` },
   )
 
-/** Number of items of a run that wait without a message, as those of a paused project do. */
+/** Number of items of a run that wait without a message, as in a paused project. */
 export const heldItems = (app: EvalApp, run: { id: string }): Promise<number> =>
   app.services.pool.oneFirst(countStatement`
     select count(*) as count from eval_results r where eval_run_id = ${run.id} and state = 'queued' and not exists (
@@ -96,9 +95,7 @@ export async function startEvalApp(options: Parameters<typeof startAgentApp>[0] 
     },
     eval: fields => made(app.key, '/evals', { name: `eval ${++counter}`, ...fields }),
     async run(evalId, body = {}) {
-      const reply = await app.key.post(`/evals/${evalId}/runs`, { wait: true, ...body })
-      assert.equal(reply.status, 201, JSON.stringify(reply.body))
-      return reply.body
+      return createdBy(app.key, `/evals/${evalId}/runs`, { wait: true, ...body })
     },
     async results(run, query = '') {
       const { status, body } = await app.key.get(`/evals/${run.eval_id}/runs/${run.id}/results${query}`)

@@ -6,6 +6,7 @@ import { client } from '../local/double/client.ts'
 import { type Client, eventually, type Reply } from '../support/app.ts'
 import { runWorker, steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { openStream, readStream } from './streams.ts'
 
@@ -26,7 +27,7 @@ const refusedAt = (reply: Reply, path: string, code?: string): void => {
   if (code) assert.equal(problem.code, code, JSON.stringify(problems))
 }
 
-/** The rule by which end users are told apart, written down a second time. */
+/** The rule by which end users are distinguished, written down a second time. */
 const bucketOf = (agentId: string, key: string): number =>
   createHash('sha256').update(`${agentId}:${key}`).digest().readUInt32BE(0) % 100
 
@@ -87,15 +88,13 @@ function verbs(app: AgentApp) {
 
 describe('releases of agents', function () {
   this.timeout(60_000)
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ actions: ACTIONS }))
   let v: ReturnType<typeof verbs>
 
   before(async () => {
-    app = await startAgentApp({ actions: ACTIONS })
     v = verbs(app)
     await v.answers()
   })
-  after(() => app?.close())
 
   it('give an end user one version, in every session and process', async function () {
     this.timeout(180_000)
@@ -166,7 +165,7 @@ describe('releases of agents', function () {
     }
   })
 
-  it('serve the stable version alone at 0, the canary alone at 100, and draw for who is nobody', async () => {
+  it('serve the stable version alone at 0, the canary alone at 100, and draw for anonymous callers', async () => {
     const agent = await v.three()
     ok(await v.put(agent, 1, 2, 0))
     for (let n = 0; n < 5; n++) assert.equal(await v.ask(agent), 'one 1')
@@ -298,7 +297,7 @@ describe('releases of agents', function () {
     assert.equal(ok(await v.put(agent, 1, 2, 10, { promotion_gate: null, expected_version: 3 })).version, 3)
   })
 
-  it('name versions of their own agent only', async () => {
+  it('name only versions of their agent', async () => {
     const agent = await app.agent()
     await v.three()
     refusedAt(await v.put(agent, 1, 2, 10), 'canary_version')
@@ -324,7 +323,7 @@ describe('releases of agents', function () {
     assert.deepEqual(listed.active_release, second.active_release)
   })
 
-  it('are told by events, with the release, and audited', async () => {
+  it('emit events with the release, and are audited', async () => {
     const agent = await v.three()
     const started = ok(await v.put(agent, 1, 2, 10))
     const promoted = ok(await v.key.post(`/agents/${agent}/release/promote`))
@@ -446,7 +445,7 @@ describe('releases of agents', function () {
       ok(await v.put(agent, 2, 3, 100))
       const inherited = (await app.admin.get(`/projects/${app.projectId}`)).body.default_model_route_id
       assert.deepEqual(await turns(), ['three 3', 'three 3', 'three', inherited])
-      // A model of the turn's own goes with a served provider alone, whatever the draft has.
+      // A separate model of the turn is allowed with a served provider alone, whatever the draft has.
       const named = (model: string) =>
         v.key.post(`/conversations/${conversation}/generate?wait=true`, { agent_id: agent, model })
       refusedAt(await named('one/m'), 'model')
@@ -459,7 +458,7 @@ describe('releases of agents', function () {
       assert.deepEqual([...drawn].sort(), ['one 1', 'two 2'])
     })
 
-    it('read the route of the version anew with each step', async () => {
+    it('read the route of the version again with each step', async () => {
       const rules = [
         { when: { call: 1 }, reply: { tool_calls: [{ name: 'nothing', args: {} }] } },
         { reply: { text: 'stepped' } },
@@ -744,7 +743,7 @@ describe('versions of turns', function () {
     )
   })
 
-  it('are kept by a turn that another worker goes on with', async () => {
+  it('are pinned for a turn that another worker continues', async () => {
     const rules = [{ when: { call: 1 }, reply: { text: 'lost', gate: 'resumed-gate' } }, { reply: { text: 'resumed' } }]
     await v.double.put('resumed', { rules })
     const agent = await app.agent({ model: 'resumed/m', instructions: 'First.' })
@@ -776,7 +775,7 @@ describe('statements of a turn', () => {
       const agent = await v.three()
       const { id } = await v.session(agent, 'a')
       const counted = async (work: () => Promise<unknown>) => {
-        // What polls and heartbeats send beside it is not the turn's.
+        // Statements of polls and heartbeats are not the turn's.
         const tables = /\b(agents|served_agent|generations|traces|conversation_turns|model_\w+)\b/
         // The steps are moved to a file after the turn, sooner or later than its caller is answered.
         const flush = /^\s*(select tr\.id|select from traces|with written)/
@@ -807,16 +806,14 @@ describe('statements of a turn', () => {
 })
 
 describe('gates of releases', () => {
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ workers: [], actions: ACTIONS }))
   let v: ReturnType<typeof verbs>
   let dataset_id: string
 
   before(async () => {
-    app = await startAgentApp({ workers: [], actions: ACTIONS })
     v = verbs(app)
     dataset_id = ok(await app.admin.post('/datasets', { project_id: app.projectId, name: 'asked' }), 201).id
   })
-  after(() => app?.close())
 
   const evalOf = async (agent_id: string): Promise<string> => {
     const scorers = [{ type: 'exact_match' }]

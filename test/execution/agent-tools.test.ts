@@ -1,21 +1,20 @@
 import assert from 'node:assert/strict'
-import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, type Reply, startApp } from '../support/app.ts'
+import { createdBy, refusalOf } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
-const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
 const SETTINGS = ['tool_bindings', 'active_tool_ids', 'tool_choice', 'stop_conditions', 'step_rules', 'boundary_policy']
 
 describe('tools of agents', () => {
-  let app: TestApp
-  let project: { id: string; key: Client }
-  let key: Client
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
+  const key = forSuite(() => project.key)
   let ai_provider_id: string
   let tool: string
   let other: string
 
   const newTool = async (as: Client, fields: object = {}): Promise<string> => {
-    const reply = await as.post('/tools', { name: 'weather', execute: { url: 'https://example.com/' }, ...fields })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body.id
+    return (await createdBy(as, '/tools', { name: 'weather', execute: { url: 'https://example.com/' }, ...fields })).id
   }
   const create = (fields: object, as = key): Promise<Reply> => as.post('/agents', { ai_provider_id, ...fields })
   /** A key of the project that may do just this. */
@@ -26,20 +25,16 @@ describe('tools of agents', () => {
     return app.as(made.body.secret)
   }
   const problem = (reply: Reply): string => {
-    assert.deepEqual(code(reply), [400, 'VALIDATION_FAILED'], JSON.stringify(reply.body))
+    assert.deepEqual(refusalOf(reply), [400, 'VALIDATION_FAILED'], JSON.stringify(reply.body))
     return reply.body.error.meta.problems[0].path
   }
 
   before(async () => {
-    app = await startApp()
-    project = await app.project()
-    key = project.key
     const provider = { name: 'p', provider: 'custom', default_model: 'm', base_url: 'https://models.example.com/v1' }
     ai_provider_id = (await key.post('/ai-providers', provider)).body.id
     tool = await newTool(key)
     other = await newTool(key, { name: 'other', type: 'client', execute: null })
   })
-  after(() => app.close())
 
   it('are kept as they were written, each tool once, with every version', async () => {
     const inline = {
@@ -88,7 +83,7 @@ describe('tools of agents', () => {
   it('must be tools of the project', async () => {
     const foreign = await newTool((await app.project()).key)
     for (const id of [foreign, 'tool_00000000000000000000000000', 'nonsense'])
-      assert.deepEqual(code(await create({ tool_bindings: [{ tool_id: id }] })), [400, 'TOOL_NOT_FOUND'], id)
+      assert.deepEqual(refusalOf(await create({ tool_bindings: [{ tool_id: id }] })), [400, 'TOOL_NOT_FOUND'], id)
   })
 
   it('are refused where they are wrong, naming the field', async () => {
@@ -118,7 +113,7 @@ describe('tools of agents', () => {
     ] as [object, string][])
       assert.ok(problem(await create(fields)).startsWith(path), `${path} ${problem(await create(fields))}`)
     const token = { url: 'https://example.com/{{city}}' }
-    assert.deepEqual(code(await create({ tool_bindings: [{ tool: { name: 'x', execute: token } }] })), [
+    assert.deepEqual(refusalOf(await create({ tool_bindings: [{ tool: { name: 'x', execute: token } }] })), [
       400,
       'INVALID_TEMPLATE_TOKEN',
     ])
@@ -131,9 +126,9 @@ describe('tools of agents', () => {
       { ...bound, step_rules: [{ step: 1, active_tool_ids: [other] }] },
       { active_tool_ids: [tool] },
     ])
-      assert.deepEqual(code(await create(fields)), [400, 'TOOL_NOT_FOUND'])
+      assert.deepEqual(refusalOf(await create(fields)), [400, 'TOOL_NOT_FOUND'])
     const { id } = (await create({ ...bound, active_tool_ids: [tool] })).body
-    assert.deepEqual(code(await key.patch(`/agents/${id}`, { tool_bindings: [] })), [400, 'TOOL_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await key.patch(`/agents/${id}`, { tool_bindings: [] })), [400, 'TOOL_NOT_FOUND'])
     assert.equal((await key.patch(`/agents/${id}`, { tool_bindings: [], active_tool_ids: null })).status, 200)
   })
 
@@ -141,11 +136,11 @@ describe('tools of agents', () => {
     const stop = { stop_conditions: [{ type: 'has_tool_call', tool_name: 'weather' }] }
     const chain = { stop_conditions: [{ type: 'max_chain_generations', max_generations: 3 }] }
     const refused = [400, 'FORCED_TOOL_CHOICE_CANNOT_STOP']
-    assert.deepEqual(code(await create({ tool_choice: 'required' })), refused)
-    assert.deepEqual(code(await create({ tool_choice: { type: 'tool', tool_name: 'x' }, ...chain })), refused)
+    assert.deepEqual(refusalOf(await create({ tool_choice: 'required' })), refused)
+    assert.deepEqual(refusalOf(await create({ tool_choice: { type: 'tool', tool_name: 'x' }, ...chain })), refused)
     const { id } = (await create({ tool_choice: 'required', ...stop })).body
-    assert.deepEqual(code(await key.patch(`/agents/${id}`, { stop_conditions: null })), refused)
-    assert.deepEqual(code(await key.put(`/agents/${id}`, chain)), refused)
+    assert.deepEqual(refusalOf(await key.patch(`/agents/${id}`, { stop_conditions: null })), refused)
+    assert.deepEqual(refusalOf(await key.put(`/agents/${id}`, chain)), refused)
     assert.equal((await key.patch(`/agents/${id}`, { stop_conditions: null, tool_choice: 'auto' })).status, 200)
   })
 
@@ -157,10 +152,10 @@ describe('tools of agents', () => {
       execute: { url: 'https://example.com/', headers: { Authorization: `Bearer {{secret:${secret}}}` } },
     }
     for (const bindings of [[{ tool_id: tool }], [{ tool: inline }]])
-      assert.deepEqual(code(await create({ tool_bindings: bindings }, limited)), [403, 'FORBIDDEN'])
+      assert.deepEqual(refusalOf(await create({ tool_bindings: bindings }, limited)), [403, 'FORBIDDEN'])
     const { id } = (await create({ tool_bindings: [{ tool_id: tool }] })).body
     const other_of_it = { tool_bindings: [{ tool_id: tool }, { tool: { name: 'y', type: 'client' } }] }
-    assert.equal((await limited.patch(`/agents/${id}`, other_of_it)).status, 200, 'what was bound stays bound')
+    assert.equal((await limited.patch(`/agents/${id}`, other_of_it)).status, 200, 'the binding stays')
     const trusted = await keyWith('agents:*', 'tools:CallTool', 'secrets:UseSecret')
     assert.equal((await create({ tool_bindings: [{ tool_id: tool }, { tool: inline }] }, trusted)).status, 201)
   })
@@ -171,7 +166,7 @@ describe('tools of agents', () => {
     assert.equal((await key.delete(`/tools/${gone}`)).status, 204)
     assert.equal((await key.patch(`/agents/${id}`, { name: 'still' })).status, 200)
     assert.equal((await key.patch(`/agents/${id}`, { tool_bindings: null })).status, 200)
-    assert.deepEqual(code(await key.post(`/agents/${id}/versions/1/restore`)), [400, 'TOOL_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await key.post(`/agents/${id}/versions/1/restore`)), [400, 'TOOL_NOT_FOUND'])
     assert.equal((await key.get(`/agents/${id}`)).body.version, 3)
   })
 

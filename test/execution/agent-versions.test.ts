@@ -1,13 +1,14 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, type Reply, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
 
 describe('versions of agents', () => {
-  let app: TestApp
-  let project: { id: string; key: Client }
-  let key: Client
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.projectWith(ACTIONS))
+  const key = forSuite(() => project.key)
   let ai_provider_id: string
 
   const ACTIONS = ['agents:*', 'ai-providers:*', 'model-routes:*', 'events:ListEvents', 'audit:ListAuditEntries']
@@ -23,12 +24,8 @@ describe('versions of agents', () => {
     ).body.id
 
   before(async () => {
-    app = await startApp()
-    project = await app.projectWith(ACTIONS)
-    key = project.key
     ai_provider_id = await newProvider()
   })
-  after(() => app?.close())
 
   const ok = (reply: Reply, status = 200): any => {
     assert.equal(reply.status, status, JSON.stringify(reply.body))
@@ -59,7 +56,7 @@ describe('versions of agents', () => {
     return patch(agent.id, { instructions: 'three' })
   }
 
-  it('begin with the one that a create makes', async () => {
+  it('begin with the version that a create makes', async () => {
     const agent = await made({ output_schema: { type: 'object', required: ['b'], properties: { b: {}, a: {} } } })
     const { data, total } = await versions(agent.id)
     assert.equal(total, 1)
@@ -133,7 +130,7 @@ describe('versions of agents', () => {
     )
   })
 
-  it('let a change through only at the one that its caller expects', async () => {
+  it('allow a change only at the version that its caller expects', async () => {
     const { id } = await made()
     const together = await Promise.all(
       Array.from({ length: 8 }, (_, n) => key.patch(`/agents/${id}`, { name: `name ${n}`, expected_version: 1 })),
@@ -168,7 +165,7 @@ describe('versions of agents', () => {
     assert.equal(entry.detail.version, 6)
   })
 
-  it('are not made by restoring what is there', async () => {
+  it('are not created by restoring the current state', async () => {
     const agent = await three()
     await patch(agent.id, { instructions: 'one' })
     const before = ok(await key.get(`/agents/${agent.id}`))
@@ -209,7 +206,7 @@ describe('versions of agents', () => {
         ['temperature', null],
         ['single_session_per_actor', false],
       ],
-      'a route that it does not know is none',
+      'a route of another project is none',
     )
     const restored = ok(await key.post(`/agents/${agent.id}/versions/1/restore`))
     assert.deepEqual(
@@ -259,7 +256,7 @@ describe('versions of agents', () => {
     refused(await key.get(`/agents/${agent.id}/versions/compare?from=7`), 404, 'RESOURCE_NOT_FOUND')
   })
 
-  it('keep their model route, and are restored with it or, without one, only beside a default', async () => {
+  it('keep their model route, and are restored with it or, without one, only next to a default', async () => {
     const owner = await app.projectWith(ACTIONS)
     const provider = await newProvider(owner.key)
     const targets = [{ ai_provider_id: provider, model: 'm' }]
@@ -324,7 +321,7 @@ describe('versions of agents', () => {
     refusedAt(await key.get(`/agents/${agent.id}/versions?label=`), 'label')
   })
 
-  it('go with their agent', async () => {
+  it('versions are deleted with their agent', async () => {
     const agent = await three()
     assert.equal((await key.delete(`/agents/${agent.id}`)).status, 204)
     refused(await key.get(`/agents/${agent.id}/versions`), 404, 'RESOURCE_NOT_FOUND')
@@ -356,7 +353,7 @@ describe('versions of agents', () => {
     assert.equal((await compare.get(`/agents/${agent.id}/versions/compare`)).status, 200)
   })
 
-  it('of copies in a cloned project begin anew', async () => {
+  it('of copies in a cloned project begin at 1', async () => {
     const source = await app.projectWith(ACTIONS)
     const provider = await newProvider(source.key)
     const agent = ok(await source.key.post('/agents', { ai_provider_id: provider, name: 'a' }), 201)

@@ -1,11 +1,13 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, type Reply, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('agents', () => {
-  let app: TestApp
-  let project: { id: string; key: Client }
-  let key: Client
+  const app = forSuite(() => startApp({ env: { AGENT_MAX_STEPS_CEILING: '50' } }))
+  const project = forSuite(() => app.project())
+  const key = forSuite(() => project.key)
   let ai_provider_id: string
 
   const newProvider = async (as: Client): Promise<string> =>
@@ -19,13 +21,8 @@ describe('agents', () => {
     ).body.id
 
   before(async () => {
-    app = await startApp({ env: { AGENT_MAX_STEPS_CEILING: '50' } })
-    project = await app.project()
-    key = project.key
     ai_provider_id = await newProvider(key)
   })
-
-  after(() => app?.close())
 
   const create = (fields: Record<string, unknown> = {}): Promise<Reply> =>
     key.post('/agents', { ai_provider_id, ...fields })
@@ -186,9 +183,7 @@ describe('agents', () => {
   it('have an image as avatar that the writer may download, and that is not deleted while they use it', async () => {
     const upload = async (filename: string, content_type: string) => {
       const body = { project_id: project.id, filename, content_type, content: Buffer.from('x').toString('base64') }
-      const reply = await app.admin.post('/files/upload/base64', body)
-      assert.equal(reply.status, 201, JSON.stringify(reply.body))
-      return reply.body.id as string
+      return (await createdBy(app.admin, '/files/upload/base64', body)).id as string
     }
     const picture = await upload('a.png', 'image/png')
     refusedAt(await create({ avatar_file_id: await upload('a.svg', 'image/svg+xml') }), 'avatar_file_id')
@@ -209,7 +204,7 @@ describe('agents', () => {
     assert.deepEqual([restored.status, restored.body.error.code], [400, 'FILE_NOT_FOUND'])
   })
 
-  it('refuse fields they do not know', async () => {
+  it('refuse unknown fields', async () => {
     for (const name of [
       'reasoning',
       'tool_ids',
@@ -271,7 +266,7 @@ describe('agents', () => {
     try {
       refusedAt(await create({ trace_content_mode: 'full' }), 'trace_content_mode')
       refusedAt(await key.patch(`/agents/${id}`, { trace_content_mode: 'full' }), 'trace_content_mode')
-      // What was stored before stays, and means no more than the project's.
+      // An earlier value stays, and means no more than the project's.
       assert.equal((await key.patch(`/agents/${stored.id}`, { name: 'other' })).body.trace_content_mode, 'full')
       assert.equal((await key.patch(`/agents/${id}`, { trace_content_mode: null })).body.trace_content_mode, null)
     } finally {
@@ -351,7 +346,7 @@ describe('agents', () => {
     assert.equal((await key.delete(`/agents/${id}`)).status, 404)
   })
 
-  it('leave their actors behind without an agent', async () => {
+  it('remain as actors without an agent when the agent is deleted', async () => {
     const { id } = await made()
     const actor = (await key.post('/actors', { name: 'Ada', agent_id: id })).body
     assert.equal(actor.agent_id, id)

@@ -5,17 +5,18 @@ import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { guardrail } from './guardrail-support.ts'
-import { made, startTarget, type Target } from './tool-target.ts'
+import { made, startTarget } from './tool-target.ts'
 
 /** Short leases, so that a lost worker is missed within seconds. */
 const FAST = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1', APPROVAL_SWEEP_INTERVAL_MS: '1000' }
 
-describe('what follows from an approval, when its worker is killed', function () {
+describe('the call after an approval, when its worker is killed', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(() => startAgentApp({ workers: [] }))
   const processes: TestProcess[] = []
 
   const worker = async (env: Record<string, string> = {}) => {
@@ -23,18 +24,11 @@ describe('what follows from an approval, when its worker is killed', function ()
     processes.push(made)
     return made
   }
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({ workers: [] })
-  })
   after(async () => {
     await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
-    await app?.close()
-    await target?.close()
   })
 
-  /** Approves a call whose worker is killed at a point, and gives what became of it with another worker. */
+  /** Approves a call whose worker is killed at a point, and returns its outcome with another worker. */
   async function killedAt(point: string, fields: object = {}) {
     target.requests.length = 0
     const tool = await made(app.key, { name: 'pay', execute: { url: `${target.url}/pay` }, ...fields })
@@ -61,7 +55,7 @@ describe('what follows from an approval, when its worker is killed', function ()
     return { execution, id }
   }
 
-  it('before the call, is not called: nobody knows that it was not', async () => {
+  it('before the call, is not called: no record proves that it was not', async () => {
     const { execution } = await killedAt('approval_executing')
     assert.deepEqual(
       [execution.status, execution.error.code, execution.error.meta.reason],
@@ -91,7 +85,7 @@ describe('what follows from an approval, when its worker is killed', function ()
     assert.equal(target.requests.length, 1)
   })
 
-  it('of a turn that filed it beside another call, nobody is asked again', async () => {
+  it('of a turn that filed it next to another call, is not requested again', async () => {
     const rule = await guardrail(app.key, { class: 'C' })
     const url = `${target.url}/tool`
     const held = await made(app.key, { name: 'held', execute: { url }, guardrail_ids: [rule.id] })
@@ -113,7 +107,7 @@ describe('what follows from an approval, when its worker is killed', function ()
   })
 
   describe('and the database refuses to keep', () => {
-    /** Has the database raise an error so many times; the sequence counts those that were rolled back, too. */
+    /** Has the database raise an error a number of times; the sequence counts those that were rolled back, too. */
     const refusing = async (column: 'executing' | 'outcome', sqlstate: string, times: number) => {
       await statements(
         'create sequence refused',
@@ -156,7 +150,7 @@ describe('what follows from an approval, when its worker is killed', function ()
       assert.equal(target.requests.length, 1)
     })
 
-    it('its outcome, for good: is given up, and not called again', async () => {
+    it('its outcome, permanently: is abandoned, and not called again', async () => {
       await refusing('outcome', '23514', 1_000)
       const { status, error } = await executed()
       assert.deepEqual([status, error.code, error.meta.reason], ['failed', 'TOOL_CALL_FAILED', 'outcome_unknown'])

@@ -109,7 +109,7 @@ describe('approvals of nodes', () => {
     assert.deepEqual(entries.find((each: any) => each.ref_id === id).detail.origin, 'node')
   })
 
-  it('tell their module of a decision, and execute nothing', async () => {
+  it('notify their module of a decision, and execute nothing', async () => {
     const { id } = await file()
     assert.equal((await approver.post(`/approvals/${id}/approve`)).body.execution, null)
     assert.deepEqual(toldOf(id), ['approved'])
@@ -142,7 +142,7 @@ describe('approvals of nodes', () => {
     assert.equal(target.requests.length, 0)
   })
 
-  it('stay undecided where their module cannot be told', async () => {
+  it('stay undecided where their module cannot be notified', async () => {
     const { id } = await file()
     refuse = true
     try {
@@ -154,7 +154,7 @@ describe('approvals of nodes', () => {
     assert.deepEqual(await eventsOf(id), ['approvals.created'])
   })
 
-  it('are approved with other arguments, which must fit the tool as far as it is known', async () => {
+  it('are approved with other arguments, which must fit the schema of the tool', async () => {
     const { id } = await file()
     const path = `/approvals/${id}/approve`
     for (const edit of [[], { amount: 'much' }])
@@ -163,7 +163,7 @@ describe('approvals of nodes', () => {
     assert.deepEqual(approvedArguments(services, await rowOf(id)), { amount: 5 })
     assert.deepEqual(decisionArtifact(services, await rowOf(id)).edited_args, { amount: 5 })
 
-    // Nobody knows any more what fits.
+    // No schema says which arguments fit.
     const other = await made(app.key, { name: 'gone', parameters, execute: { url: target.url } })
     const proposed = { tool_id: other.id, tool_name: 'gone', arguments: { amount: 1 } }
     const [gone, nothing] = [await file({ proposed }), await file({ proposed: null })]
@@ -190,7 +190,7 @@ describe('approvals of nodes', () => {
     assert.equal((await approver.post(`/approvals/${id}/approve`, edit)).status, 200)
   })
 
-  it('expire, and their module is told', async () => {
+  it('expire, and their module is notified', async () => {
     const { id } = await file({ expires_in: 1 })
     await eventually(async () => (await read(id)).status === 'expired')
     assert.deepEqual(toldOf(id), ['expired'])
@@ -204,7 +204,7 @@ describe('approvals of nodes', () => {
     refused(await approver.post(`/approvals/${id}/approve`), 409, 'APPROVAL_EXPIRED')
   })
 
-  it('are withdrawn without anybody being told but by the event', async () => {
+  it('are withdrawn with an event and no other notification', async () => {
     const [one, decided] = [await file(), await file()]
     await approver.post(`/approvals/${decided.id}/approve`)
     await services.write(tx => withdrawApprovals(tx, [one.id, decided.id, 'apr_x']))
@@ -228,7 +228,7 @@ describe('approvals of nodes', () => {
     refused(await app.admin.post(`/approvals/${own.id}/approve`), 403, 'FORBIDDEN')
   })
 
-  it('are on record with what the guardrail said that asked for them', async () => {
+  it('record the result of the guardrail that required them', async () => {
     const rule = await guardrail(app.key, { class: 'C' })
     const attached = { ...tool, guardrail_ids: [rule.id] }
     const args = { amount: 70 }
@@ -256,7 +256,7 @@ describe('approvals of nodes', () => {
     assert.deepEqual([record.approval_id, record.orchestration_run_id, record.generation_id], [id, run, null])
   })
 
-  it('go on with a call that is metered to the run, as what its guardrails say of its steps is', async () => {
+  it('continue with a call that is metered to the run, as results of guardrails of its steps are', async () => {
     const rule = await guardrail(app.key, { class: 'A' })
     const step = await made(app.key, { name: 'step', execute: { url: target.url }, guardrail_ids: [rule.id] })
     const whole = await made(app.key, {
@@ -288,7 +288,7 @@ describe('approvals of nodes', () => {
     assert.equal(record.guardrail_id, rule.id)
   })
 
-  it('keep nothing of what was proposed where no content is kept', async () => {
+  it('keep no proposed content where no content is stored', async () => {
     const project = await app.projectWith(['*'])
     await app.admin.patch(`/projects/${project.id}`, { trace_content_mode: 'none' })
     const its = await approverOf(project.id)
@@ -303,7 +303,7 @@ describe('approvals of nodes', () => {
     assert.equal(events[0].data.proposed_action.arguments, null)
     const { body } = await its.post(`/approvals/${id}/approve`, { arguments: { n: 2 } })
     assert.deepEqual([body.proposed_action.arguments, body.reasoning, body.edited_arguments], [null, null, null])
-    // What was decided is executed all the same.
+    // The decision is executed all the same.
     assert.deepEqual(approvedArguments(services, await rowOf(id)), { n: 2 })
     assert.deepEqual(decisionArtifact(services, await rowOf(id)).edited_args, { n: 2 })
     await services.write(tx => withdrawApprovals(tx, [other]))

@@ -1,22 +1,24 @@
 import assert from 'node:assert/strict'
-import { eventually, type Reply } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
-import { json, startTarget, type Target } from './tool-target.ts'
+import { eventually } from '../support/app.ts'
+import { createdBy, postedBy, refusalOf } from '../support/replies.ts'
+import { toolCall } from '../support/scripts.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
+import { json, startTarget } from './tool-target.ts'
 
-const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
 const script = (...replies: object[]) => ({ prompt: `@double ${JSON.stringify(replies)}` })
-const call = (name: string, args: object = {}) => ({ tool_calls: [{ name, args }] })
 const text = (text: string) => ({ text })
 
 describe('guardrails and approvals in turns', () => {
-  let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
+      actions: ['agents:CreateAgentGeneration', 'generations:GetGeneration', 'sessions:*'],
+    }),
+  )
 
-  const admin = async (path: string, body: object) => {
-    const made = await app.admin.post(path, { project_id: app.projectId, ...body })
-    assert.ok(made.status < 300, JSON.stringify(made.body))
-    return made.body
-  }
+  const admin = (path: string, body: object) => postedBy(app.admin, path, { project_id: app.projectId, ...body })
   const guardrail = async (document: object): Promise<string> =>
     (await admin('/guardrails', { name: 'rule', document })).id
   const inline = (name: string, fields: object = {}) => ({
@@ -25,11 +27,7 @@ describe('guardrails and approvals in turns', () => {
   /** An agent whose every call is held to a rule. */
   const ruled = async (document: object, bindings: object[], fields: object = {}) =>
     app.agent({ tool_bindings: bindings, guardrail_ids: [await guardrail(document)], ...fields })
-  const generate = async (agent: string, body: object) => {
-    const reply = await app.key.post(`/agents/${agent}/generate?wait=true`, body)
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const generate = (agent: string, body: object) => createdBy(app.key, `/agents/${agent}/generate?wait=true`, body, 200)
   const results = async (id: string) =>
     (await app.admin.get(`/generations/${id}/transcript`)).body.steps[0].tool_results.map(({ result }: any) => result)
   const asked = async (): Promise<any> => {
@@ -43,7 +41,7 @@ describe('guardrails and approvals in turns', () => {
         const { execution } = await item(id)
         return execution?.generation_id && execution
       },
-      { what: 'what follows from the approval' },
+      { what: 'the turn after the approval' },
     )
   const ended = (id: string) =>
     eventually(
@@ -53,24 +51,12 @@ describe('guardrails and approvals in turns', () => {
       },
       { what: `end of ${id}` },
     )
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({
-      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
-      actions: ['agents:CreateAgentGeneration', 'generations:GetGeneration', 'sessions:*'],
-    })
-  })
-  after(async () => {
-    await app.close()
-    await target.close()
-  })
   beforeEach(() => {
     target.requests.length = 0
     target.answer = json({ ok: true })
   })
 
-  it('stop calls by their arguments, each by itself, and tell the model', async () => {
+  it('stop calls by their arguments, each separately, and report it to the model', async () => {
     const byAmount = {
       if: [{ '<': [{ var: 'args.amount' }, 10] }, 'A', { '<': [{ var: 'args.amount' }, 20] }, 'B', 'D'],
     }
@@ -107,12 +93,12 @@ describe('guardrails and approvals in turns', () => {
 
   it('stop the call of a client before it is handed over: there is no pause', async () => {
     const agent = await ruled({ class: 'D' }, [{ tool: { name: 'pick', type: 'client' } }])
-    const body = await generate(agent, script(call('pick'), text('so be it')))
+    const body = await generate(agent, script(toolCall('pick'), text('so be it')))
     assert.deepEqual([body.status, body.output.content], ['completed', 'so be it'])
     assert.equal((await results(body.id))[0].status, 'blocked')
   })
 
-  it('judge arguments with presets, without what is written for people, and by the context of the request', async () => {
+  it('evaluate arguments with presets, without texts written for people, and by the context of the request', async () => {
     const document = { class: 'B', guard: { '==': [{ var: 'context.tenant' }, 'acme'] }, escalate: true }
     const agent = await ruled(document, [inline('send', { preset_parameters: { from: 'us' } })])
     const args = {
@@ -121,7 +107,7 @@ describe('guardrails and approvals in turns', () => {
       approval_evidence: { ticket: 7 },
       approval_predicted_impact: 5,
     }
-    const prompt = script(call('send', args), text('done'))
+    const prompt = script(toolCall('send', args), text('done'))
     const free = await generate(agent, { ...prompt, guardrail_context: { tenant: 'acme' } })
     assert.deepEqual((await results(free.id))[0], { ok: true })
     assert.deepEqual(JSON.parse(target.requests[0].body), { to: 'them', from: 'us' })
@@ -137,9 +123,9 @@ describe('guardrails and approvals in turns', () => {
     assert.deepEqual([filed.generation_id, filed.agent_id, filed.status], [held.id, agent, 'pending'])
   })
 
-  it('ask once for the same call, and carry on with what came of it', async () => {
+  it('request an approval once for equal calls, and carry on with its outcome', async () => {
     const agent = await ruled({ class: 'C' }, [inline('refund')])
-    const prompt = script(call('refund', { amount: 500 }), text('waiting'))
+    const prompt = script(toolCall('refund', { amount: 500 }), text('waiting'))
     const [first, second] = [await generate(agent, prompt), await generate(agent, prompt)]
     assert.equal(first.output.content, 'waiting')
     const [{ approval_id }] = await results(first.id)
@@ -164,10 +150,12 @@ describe('guardrails and approvals in turns', () => {
     assert.match((await asked()).messages.at(-1).content, /approved[\s\S]*"refunded":450/)
   })
 
-  it('carry on in the session that asked, without holding it up', async () => {
+  it('carry on in the session of the request, without holding it up', async () => {
     const agent = await ruled({ class: 'C' }, [inline('book')])
     const session = (await app.key.post('/sessions', { agent_id: agent })).body
-    await app.key.post(`/sessions/${session.id}/messages`, { message: script(call('book'), text('I asked')).prompt })
+    await app.key.post(`/sessions/${session.id}/messages`, {
+      message: script(toolCall('book'), text('I asked')).prompt,
+    })
     const { body } = await app.key.post(`/sessions/${session.id}/generate?wait=true`, {})
     assert.equal(body.content, 'I asked')
     const [{ approval_id }] = await results(body.generation_id)
@@ -181,9 +169,9 @@ describe('guardrails and approvals in turns', () => {
     assert.equal(target.requests.length, 0)
   })
 
-  it('hand an approved call of a client to it, just as it was approved', async () => {
+  it('hand an approved call of a client to it, exactly with the approved arguments', async () => {
     const agent = await ruled({ class: 'C' }, [{ tool: { name: 'sign', type: 'client' } }])
-    const body = await generate(agent, script(call('sign', { page: 1 }), text('waiting')))
+    const body = await generate(agent, script(toolCall('sign', { page: 1 }), text('waiting')))
     assert.equal(body.status, 'completed')
     const [{ approval_id }] = await results(body.id)
     await app.admin.post(`/approvals/${approval_id}/approve`, { arguments: { page: 2 } })
@@ -197,7 +185,7 @@ describe('guardrails and approvals in turns', () => {
     const resumed = await app.key.post(path, { tool_outputs: outputs })
     assert.deepEqual([resumed.status, resumed.body.status], [200, 'completed'], JSON.stringify(resumed.body))
     assert.deepEqual(JSON.parse((await asked()).messages.at(-1).content), { signed: true })
-    assert.deepEqual(code(await app.key.post(path, { tool_outputs: outputs })), [404, 'GENERATION_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await app.key.post(path, { tool_outputs: outputs })), [404, 'GENERATION_NOT_FOUND'])
     assert.equal((await item(approval_id)).execution.status, 'succeeded')
   })
 
@@ -208,7 +196,7 @@ describe('guardrails and approvals in turns', () => {
     const body = (
       await app.admin.post(
         `/agents/${agent}/generate?wait=true`,
-        script(call('api_create-actor', { name: 'x', project_id: app.projectId }), text('waiting')),
+        script(toolCall('api_create-actor', { name: 'x', project_id: app.projectId }), text('waiting')),
       )
     ).body
     const [{ approval_id }] = await results(body.id)

@@ -3,21 +3,22 @@ import { idStatement, sql } from '#core/db/sql.ts'
 import { type ToolGate, toolGate, type Verdict } from '#execution/tools/guardrail-gate.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { guardrail } from './guardrail-support.ts'
-import { json, made, refused, startTarget, type Target } from './tool-target.ts'
+import { json, made, refused, startTarget } from './tool-target.ts'
 
 describe('approvals', () => {
-  let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', APPROVAL_SWEEP_INTERVAL_MS: '1000' } }),
+  )
   let tool: any
   let approver: Client
 
   const parameters = { type: 'object', properties: { amount: { type: 'integer' } }, required: ['amount'] }
 
   before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', APPROVAL_SWEEP_INTERVAL_MS: '1000' } })
     tool = await made(app.key, { name: 'pay', parameters, execute: { url: `${target.url}/pay` } })
     approver = await app.user('approver', [
       { statement: [{ effect: 'Allow', action: ['approvals:*'], resource: [`srn:${app.projectId}:approval:*`] }] },
@@ -26,10 +27,6 @@ describe('approvals', () => {
   beforeEach(() => {
     target.requests.length = 0
     target.answer = json({ paid: true })
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
   })
 
   let amount = 0
@@ -48,7 +45,7 @@ describe('approvals', () => {
     return { ...filed, generation_id: body.id as string, path: `/approvals/${filed.id}` }
   }
 
-  /** The item once what follows from it has ended. */
+  /** The item once the turn after it has ended. */
   const followed = (path: string): Promise<any> =>
     eventually(async () => {
       const { body } = await approver.get(path)
@@ -60,7 +57,7 @@ describe('approvals', () => {
       return data.find((each: any) => each.initiator_generation_id === generation && each.status === 'completed')
     })
 
-  it('show what is proposed, once for equal proposals', async () => {
+  it('show the proposal, once for equal proposals', async () => {
     const args = { amount: 7_000 }
     const { id, path, generation_id } = await proposed(args)
     const item = (await approver.get(path)).body
@@ -73,7 +70,7 @@ describe('approvals', () => {
     assert.match(item.dedup_key, /^[0-9a-f]{64}$/)
     assert.equal(item.execution, null)
     for (const hidden of ['sealed', 'authority', 'started_by', 'tool_type']) assert.ok(!(hidden in item))
-    // The same again while it waits, also at once.
+    // The same again while it waits, also concurrently.
     const again = await Promise.all([proposed(args), proposed(args), proposed(args)])
     for (const each of again) assert.equal(each.id, id)
     const listed = (await approver.get(`/approvals?agent_id=${app.agentId}&status=pending`)).body.data
@@ -92,7 +89,7 @@ describe('approvals', () => {
     assert.equal(new Set(filed.map(({ id }) => id)).size, 1)
   })
 
-  it('execute what is approved, once, and carry on in a turn', async () => {
+  it('execute the approved call, once, and carry on in a turn', async () => {
     const { path, generation_id } = await proposed({ amount: 400 })
     const replies = await Promise.all(Array.from({ length: 10 }, () => approver.post(`${path}/approve`)))
     assert.deepEqual(replies.map(({ status }) => status).sort(), [200, ...Array(9).fill(409)])
@@ -107,7 +104,7 @@ describe('approvals', () => {
     const turn = await continuationOf(generation_id)
     assert.equal(turn.id, item.execution.generation_id)
     const key = (await app.key.get(`/generations/${turn.id}`)).body
-    // The double repeats what it was asked.
+    // The double repeats its prompt.
     assert.match(key.output.content, /call of pay .* was approved/)
     assert.match(key.output.content, /"paid":true/)
     const events = (await app.key.get(`/events?resource_id=${item.id}`)).body.data
@@ -153,7 +150,7 @@ describe('approvals', () => {
     assert.deepEqual(JSON.parse(target.last().body), { amount: 450 })
   })
 
-  it('tell the model why something was rejected, and execute nothing', async () => {
+  it('report to the model why a call was rejected, and execute nothing', async () => {
     const { path, generation_id, id } = await proposed({ amount: 31 })
     for (const body of [undefined, {}, { reason: ' ' }, { reason: 5 }])
       refused(await approver.post(`${path}/reject`, body), 400, 'APPROVAL_REASON_REQUIRED')
@@ -168,7 +165,7 @@ describe('approvals', () => {
     assert.equal((await approver.get(next.path)).body.previous_item_id, id)
   })
 
-  it('are each resolved once, however many people work on the queue at once', async () => {
+  it('are each resolved once, however many people work on the queue concurrently', async () => {
     const { body } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'pay' })
     const amounts = Array.from({ length: 200 }, (_, index) => 100_000 + index)
     const ids: string[] = []
@@ -295,7 +292,7 @@ describe('approvals', () => {
     assert.deepEqual([status, error?.meta.tool_status_code], ['failed', 403])
   })
 
-  it('carry on in the session of the turn, behind a message that says what came of it', async () => {
+  it('carry on in the session of the turn, after a message with the outcome', async () => {
     const session = (await app.key.post('/sessions', { agent_id: app.agentId })).body
     await app.key.post(`/sessions/${session.id}/messages`, { message: 'please pay' })
     const { body } = await app.key.post(`/sessions/${session.id}/generate?wait=true`)
@@ -317,7 +314,7 @@ describe('approvals', () => {
     )
     assert.match(messages[2].content, /waited for approval .* was approved/)
     assert.equal(messages[2].actor_id, null)
-    // A closed session is not opened again; the item stands.
+    // A closed session is not opened again; the item stays open.
     const late = await propose(app, body.generation_id, { id: tool.id, name: 'pay' }, { amount: ++amount })
     assert.equal((await app.key.patch(`/sessions/${session.id}`, { status: 'closed' })).status, 200)
     await approver.post(`/approvals/${late.id}/approve`)
@@ -331,7 +328,7 @@ describe('approvals', () => {
     assert.deepEqual([execution.status, execution.generation_id], ['succeeded', null])
   })
 
-  it('are found by what they are about', async () => {
+  it('are found by their subjects', async () => {
     await proposed()
     refused(await approver.get('/approvals?status=foo'), 400, 'VALIDATION_FAILED')
     const both = (await approver.get('/approvals?status=pending&status=expired&limit=100')).body.data
@@ -400,14 +397,14 @@ describe('approvals', () => {
         400,
         'VALIDATION_FAILED',
       )
-    // Nor by whoever started the chain, where the guardrail says so: its key is its own.
+    // Nor by the caller who started the chain, where the guardrail says so: its key is separate.
     const own = await proposed(undefined, { forbid_self_approval: true })
     refused(await app.key.post(`${own.path}/approve`), 403, 'FORBIDDEN')
     refused(await app.admin.post(`${own.path}/reject`, { reason: 'x' }), 403, 'FORBIDDEN')
     assert.equal((await approver.post(`${own.path}/approve`)).status, 200)
   })
 
-  it('end with the rights of whoever started the turn', async () => {
+  it('end with the permissions of the caller who started the turn', async () => {
     const key = (await app.admin.post('/project-keys', { project_id: app.projectId, policy_ids: [] })).body
     const { body } = await app.as(key.secret).post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'pay' })
     assert.ok(body.id, JSON.stringify(body))
@@ -465,7 +462,7 @@ describe('approvals', () => {
       guardrail_context: null,
       caller: async () => null,
     }
-    // As the loop of turns asks, and files.
+    // As the loop of turns does.
     const gate = toolGate.only() as ToolGate
     const verdict = await gate.judge(app.services, request)
     const { decision, ...asked } = verdict as Extract<Verdict, { decision: 'route_to_approval' }>

@@ -3,6 +3,8 @@ import { acquireReadMemory } from '#content/files/read-memory.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { HEAP_FLAGS, resident, startProcess } from '../support/processes.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 
 const MIB = 1024 * 1024
@@ -29,11 +31,9 @@ describe('the memory of a worker whose turns have files', function () {
     try {
       await client(app.double).put('large', { rules: [{ reply: { text: 'seen', delay_ms: 200 } }] })
       const agent = await app.agent({ model: 'large/m' })
-      const generate = async (content: unknown) => {
-        const made = await app.key.post(`/agents/${agent}/generate`, { messages: [{ role: 'user', content }] })
-        assert.equal(made.status, 202, JSON.stringify(made.body))
-        return made.body.generation_id as string
-      }
+      const generate = async (content: unknown) =>
+        (await createdBy(app.key, `/agents/${agent}/generate`, { messages: [{ role: 'user', content }] }, 202))
+          .generation_id as string
       const ended = (id: string) =>
         eventually(
           async () => {
@@ -46,7 +46,7 @@ describe('the memory of a worker whose turns have files', function () {
         const file = { filename: `${bytes.length}.png`, content_type: 'image/png', content: bytes.toString('base64') }
         return (await app.key.post('/files/upload/base64', file)).body.id as string
       }
-      // What a turn needs beside its files is loaded before anything is measured.
+      // Data that a turn needs in addition to its files is loaded before anything is measured.
       assert.equal(
         (await ended(await generate([{ type: 'file', file_id: await upload(Buffer.alloc(10)) }]))).status,
         'completed',
@@ -59,7 +59,7 @@ describe('the memory of a worker whose turns have files', function () {
         assert.equal(turn.status, 'completed', JSON.stringify(turn.error))
       }
       const grown = (await resident(worker.pid)).most - before.now
-      // What is not collected yet counts; all sixteen at once would take twice as much.
+      // Garbage counts; all sixteen together would take twice as much.
       assert.ok(grown < memory + 256 * MIB, `${Math.round(grown / MIB)} MiB`)
     } finally {
       await worker.kill()
@@ -69,12 +69,7 @@ describe('the memory of a worker whose turns have files', function () {
 
 describe('files that are read whole, where there is little memory', function () {
   this.timeout(120_000)
-  let app: AgentApp
-
-  before(async () => {
-    app = await startAgentApp({ env: { FILES_MEMORY_BYTES: String(MIB) } })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startAgentApp({ env: { FILES_MEMORY_BYTES: String(MIB) } }))
 
   it('are refused for a turn when there is never enough for them', async () => {
     const content = Buffer.alloc(100_000, 7).toString('base64')

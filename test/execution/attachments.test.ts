@@ -2,7 +2,9 @@ import assert from 'node:assert/strict'
 import { newId } from '#core/base/ids.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually, startApp } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 
 const PNG = Buffer.from(
   'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==',
@@ -10,29 +12,24 @@ const PNG = Buffer.from(
 )
 
 describe('files in messages', () => {
-  let app: AgentApp
-  let double: ReturnType<typeof client>
-
-  before(async () => {
-    app = await startAgentApp({
+  const app = forSuite(() =>
+    startAgentApp({
       actions: ['agents:*', 'files:*', 'generations:*', 'traces:*'],
       inProcess: true,
       env: { FILES_INLINE_MAX_BYTES: '4096' },
-    })
-    double = client(app.double)
-  })
-  after(() => app?.close())
+    }),
+  )
+  const double = forSuite(() => client(app.double))
 
   let counter = 0
-  const upload = async (content_type: string, bytes: Buffer = PNG, key: Client = app.key) => {
-    const made = await key.post('/files/upload/base64', {
-      filename: `file-${++counter}`,
-      content_type,
-      content: bytes.toString('base64'),
-    })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body.id as string
-  }
+  const upload = async (content_type: string, bytes: Buffer = PNG, key: Client = app.key) =>
+    (
+      await createdBy(key, '/files/upload/base64', {
+        filename: `file-${++counter}`,
+        content_type,
+        content: bytes.toString('base64'),
+      })
+    ).id as string
   const generate = (content: unknown, agent = app.agentId, query = '?wait=true') =>
     app.key.post(`/agents/${agent}/generate${query}`, { messages: [{ role: 'user', content }] })
   const file = (file_id: string) => ({ type: 'file', file_id })
@@ -79,7 +76,7 @@ describe('files in messages', () => {
     const requests = await double.requests('steps')
     assert.equal(requests.length, 2)
     for (const request of requests) assert.equal(request.body.messages[0].content[0].type, 'image_url')
-    // One read when the request is checked, one when the model is first asked.
+    // One read when the request is checked, one when the model is first called.
     const reads = app.statements.slice(from).filter(statement => /from files t\s+where t.id = any/.test(statement))
     assert.equal(reads.length, 2)
   })
@@ -145,7 +142,7 @@ describe('files in messages', () => {
     assert.equal((await ask(mine)).status, 200)
     const refused = await ask(other)
     assert.deepEqual([refused.status, refused.body.error.code], [403, 'FORBIDDEN'])
-    // Nor does a turn that somebody else was allowed help to them.
+    // Nor does a turn of another caller help to them.
     const agent = await lane('refused', [{ reply: { error: { status: 400 } } }])
     const retried = async (id: string) => {
       const { generation_id } = (await generate([file(id)], agent)).body.error.meta

@@ -5,6 +5,7 @@ import { type Client, eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { storedEvents } from '../support/events.ts'
 import { type HostedProcess, runWorker } from '../support/hosts.ts'
+import { createdBy } from '../support/replies.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { refused } from './tool-target.ts'
 
@@ -43,11 +44,8 @@ describe('chains', () => {
   const ceiling = (max_chain_generations: number | null) =>
     app.admin.patch(`/projects/${app.projectId}`, { max_chain_generations })
   const read = async (path: string) => (await app.key.get(path)).body
-  const run = async (agent = app.agentId): Promise<string> => {
-    const { status, body } = await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'hello' })
-    assert.equal(status, 200, JSON.stringify(body))
-    return body.id
-  }
+  const run = async (agent = app.agentId): Promise<string> =>
+    (await createdBy(app.key, `/agents/${agent}/generate?wait=true`, { prompt: 'hello' }, 200)).id
 
   let amount = 0
   /** A call that a turn proposes, which waits for a person. */
@@ -62,7 +60,7 @@ describe('chains', () => {
         !(await app.services.pool.exists(
           idStatement`select id from approval_attempts where approval_id = ${approval}`,
         )),
-      { what: 'the end of what follows' },
+      { what: 'the end of the next turn' },
     )
   const members = async (chain: string): Promise<any[]> => (await read(`/generations?chain_id=${chain}&limit=100`)).data
   const successors = async (generation: string): Promise<any[]> =>
@@ -129,7 +127,7 @@ describe('chains', () => {
     refused(await reader.post(`/chains/${chain_id}/stop`), 403, 'FORBIDDEN')
   })
 
-  it('end at the ceiling of the project, and go on when that is raised', async () => {
+  it('end at the ceiling of the project, and continue when it is raised', async () => {
     await ceiling(2)
     const root = await run()
     const { id, chain_id } = await carriedOn(root)
@@ -162,7 +160,7 @@ describe('chains', () => {
     assert.deepEqual([after.status, after.generation_count, third.chain_id], ['concluded', 3, chain_id])
   })
 
-  it('end at the ceiling of the agent that would carry on, and at that of the deployment', async () => {
+  it('end at the ceiling of the agent that would carry on, and at the ceiling of the deployment', async () => {
     const stop_conditions = [{ type: 'max_chain_generations', max_generations: 3 }]
     const agent = await app.agent({ stop_conditions })
     await ceiling(5)
@@ -195,7 +193,7 @@ describe('chains', () => {
     limit_source,
   ]
 
-  it('have no more turns than that when many carry on at once, on two workers', async () => {
+  it('never exceed the ceiling when many turns carry on concurrently, on two workers', async () => {
     await ceiling(4)
     const root = await run()
     const approvals = await Promise.all(Array.from({ length: 12 }, () => proposed(root)))
@@ -216,7 +214,7 @@ describe('chains', () => {
     })
   })
 
-  it('are active while a turn of them, or an approval, is under way', async () => {
+  it('are active while one of their turns, or an approval, is active', async () => {
     await double.put('held', { rules: [{ when: { user: 'rejected' }, reply: { text: 'x', gate: 'chain' } }] })
     const agent = await app.agent({ model: 'held/m' })
     const root = await run(agent)
@@ -233,7 +231,7 @@ describe('chains', () => {
     assert.equal(await status(), 'active')
   })
 
-  it('expire with their last approval, unless the agent hears of it', async () => {
+  it('expire with their last approval, unless the agent is notified of it', async () => {
     const { id, chain_id } = await carriedOn(await run())
     await proposed(id, { expires_in: 1 })
     await eventually(async () => (await read(`/chains/${chain_id}`)).status === 'expired')
@@ -247,7 +245,7 @@ describe('chains', () => {
     assert.equal((await read(`/chains/${hop.chain_id}`)).status, 'concluded')
   })
 
-  it('are stopped for good', async () => {
+  it('are stopped permanently', async () => {
     const { id, chain_id } = await carriedOn(await run())
     const { status, body } = await app.key.post(`/chains/${chain_id}/stop`)
     assert.equal(status, 200)

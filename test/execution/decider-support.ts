@@ -1,5 +1,5 @@
-import assert from 'node:assert/strict'
 import { type Client, eventually } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 import { made } from './tool-target.ts'
 
 /** What the key of a test may do. */
@@ -53,17 +53,13 @@ export const toolAt = async (key: Client, url: string, fields: object = {}): Pro
   (await made(key, { execute: { url }, ...fields })).id
 
 export async function madeDecider(key: Client, fields: Record<string, unknown>): Promise<any> {
-  const reply = await key.post('/deciders', { name: `decider ${++counter}`, questions: QUESTIONS, ...fields })
-  assert.equal(reply.status, 201, JSON.stringify(reply.body))
-  return reply.body
+  return createdBy(key, '/deciders', { name: `decider ${++counter}`, questions: QUESTIONS, ...fields })
 }
 let counter = 0
 
-/** Asks a decider and waits for the end. */
+/** Requests a decision and waits for the end. */
 export async function decided(key: Client, deciderId: string, input: unknown, more: object = {}): Promise<any> {
-  const reply = await key.post(`/deciders/${deciderId}/decisions`, { input, wait: true, ...more })
-  assert.equal(reply.status, 201, JSON.stringify(reply.body))
-  return reply.body
+  return createdBy(key, `/deciders/${deciderId}/decisions`, { input, wait: true, ...more })
 }
 
 /** A decision once it has settled. */

@@ -1,18 +1,17 @@
 import assert from 'node:assert/strict'
+import { forSuite } from '../support/suite.ts'
 import { DECIDER_ACTIONS, eventsOf, madeDecider, QUESTIONS, toolAt } from './decider-support.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { startAgentApp } from './fixtures.ts'
 import { made, refused, refusedAt } from './tool-target.ts'
 
 const URL = 'https://decide.example.com/'
 
 describe('deciders', () => {
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ workers: [], actions: DECIDER_ACTIONS }))
   let tool: string
   before(async () => {
-    app = await startAgentApp({ workers: [], actions: DECIDER_ACTIONS })
     tool = await toolAt(app.key, URL)
   })
-  after(() => app?.close())
 
   const create = (fields: Record<string, unknown>) =>
     app.key.post('/deciders', { name: 'refused', tool_id: tool, questions: QUESTIONS, ...fields })
@@ -63,7 +62,7 @@ describe('deciders', () => {
     refused(await app.key.patch(`/deciders/${other.id}`, both), 409, 'NAME_CONFLICT')
   })
 
-  it('refuse questions that cannot be asked, naming the path', async () => {
+  it('refuse invalid questions, naming the path', async () => {
     const [predicate, choice, score] = QUESTIONS as any[]
     const wrong: [string, unknown[]][] = [
       ['questions', []],
@@ -85,7 +84,7 @@ describe('deciders', () => {
     }
   })
 
-  it('ask exactly one of an agent and a tool; naming one replaces the other', async () => {
+  it('name exactly one of an agent and a tool; naming one replaces the other', async () => {
     refusedAt(await create({ agent_id: app.agentId }), 'tool_id')
     refusedAt(await create({ tool_id: undefined }), 'tool_id')
     const { id } = await madeDecider(app.key, { tool_id: tool })
@@ -97,7 +96,7 @@ describe('deciders', () => {
     assert.deepEqual([back.agent_id, back.tool_id], [null, tool])
   })
 
-  it('ask agents and tools of their project only', async () => {
+  it('name agents and tools of their project only', async () => {
     const other = await app.project()
     const foreign = await toolAt(other.key, URL)
     refused(await create({ tool_id: foreign }), 400, 'TOOL_NOT_FOUND')
@@ -107,7 +106,7 @@ describe('deciders', () => {
     refused(await app.admin.post('/deciders', elsewhere), 400, 'AGENT_NOT_FOUND')
   })
 
-  it('ask tools of type http or pipeline that leave input and questions alone', async () => {
+  it('name tools of type http or pipeline that leave input and questions unset', async () => {
     const mcp = await made(app.key, { type: 'mcp', mcp: { url: 'https://mcp.example.com/' } })
     const client = await made(app.key, { type: 'client' })
     const pinned = await toolAt(app.key, URL, { preset_parameters: { input: 'always this' } })
@@ -119,7 +118,7 @@ describe('deciders', () => {
     assert.equal((await create({ name: 'by steps', tool_id: pipeline.id })).status, 201)
   })
 
-  it('ask agents that have nothing to call, in the version that is served', async () => {
+  it('name agents without tools, in the version that is served', async () => {
     const bare = await app.agent()
     const bound = await app.agent({
       tool_bindings: [{ tool_id: tool }, { tool: { name: 'own', execute: { url: URL } } }],
@@ -137,7 +136,7 @@ describe('deciders', () => {
     assert.equal((await ask()).status, 201)
   })
 
-  it('are written by who may ask what they ask', async () => {
+  it('are written by callers who may call the agent or tool', async () => {
     const project = await app.projectWith(['deciders:*', 'tools:CreateTool'])
     const own = await toolAt(project.key, URL)
     const body = { name: 'x', tool_id: own, questions: QUESTIONS }
@@ -218,7 +217,7 @@ describe('deciders', () => {
       refused(await restore(9), 404, 'RESOURCE_NOT_FOUND')
     })
 
-    it('are written against the version that the caller knows', async () => {
+    it('are written against the version that the caller names', async () => {
       const { id } = await madeDecider(app.key, { tool_id: tool })
       const write = (expected_version: number, n: number) =>
         app.key.patch(`/deciders/${id}`, { expected_version, questions: QUESTIONS.slice(n) })
@@ -234,7 +233,7 @@ describe('deciders', () => {
     })
   })
 
-  it('are cloned with what they ask', async () => {
+  it('are cloned with their agents and tools', async () => {
     const project = await app.project()
     const asked = await toolAt(project.key, URL)
     const { id } = await madeDecider(project.key, { name: 'Triage', tool_id: asked })

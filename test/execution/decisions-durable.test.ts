@@ -5,9 +5,11 @@ import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { DECIDER_ACTIONS, eventsOf, madeDecider, QUESTIONS, settled, TOOL_ANSWERS, toolAt } from './decider-support.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
-import { json, startTarget, type Target } from './tool-target.ts'
+import { startAgentApp } from './fixtures.ts'
+import { json, startTarget } from './tool-target.ts'
 
 /** Short leases, so that a lost worker is missed within seconds. */
 const FAST = {
@@ -23,9 +25,9 @@ const SECRET = 'what nobody else may read'
 
 describe('decisions and their workers', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let target: Target
-  let double: ReturnType<typeof client>
+  const target = forSuite(startTarget)
+  const app = forSuite(() => startAgentApp({ workers: [], actions: [...DECIDER_ACTIONS, 'projects:*'] }))
+  const double = forSuite(() => client(app.double))
   const processes: TestProcess[] = []
 
   const worker = async (env: Record<string, string> = {}) => {
@@ -37,12 +39,9 @@ describe('decisions and their workers', function () {
   /** A worker that comes to no harm. */
   const steadyWorker = (env: Record<string, string> = {}) =>
     steady.start(app.databaseUrl, { ...FAST, ...env }, ['generation'])
-  const ask = async (body: object, decider: string): Promise<string> => {
-    const reply = await app.key.post(`/deciders/${decider}/decisions`, { input: SECRET, ...body })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body.id
-  }
-  /** A tool that keeps its caller waiting at the first request, and a decider that asks it. */
+  const ask = async (body: object, decider: string): Promise<string> =>
+    (await createdBy(app.key, `/deciders/${decider}/decisions`, { input: SECRET, ...body })).id
+  /** A tool that keeps its caller waiting at the first request, and a decider that calls it. */
   const slowTool = async (fields: object = {}) => {
     let free = () => {}
     target.answer = (request, response) => {
@@ -63,12 +62,6 @@ describe('decisions and their workers', function () {
   }
   const endedOnce = async (id: string) =>
     assert.equal((await eventsOf(app.key, id)).length, 1, JSON.stringify(await eventsOf(app.key, id)))
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({ workers: [], actions: [...DECIDER_ACTIONS, 'projects:*'] })
-    double = client(app.double)
-  })
   beforeEach(() => {
     target.requests.length = 0
     target.answer = json(TOOL_ANSWERS)
@@ -79,19 +72,15 @@ describe('decisions and their workers', function () {
     await Promise.all(running.map(each => each.kill()))
     assert.equal(await inputsLeft(), 0)
   })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-  })
 
-  it('an agent is asked again when its worker is killed, and the decision ends once', async () => {
+  it('an agent is called again when its worker is killed, and the decision ends once', async () => {
     await double.put('killed', {
       rules: [{ when: { call: 1 }, reply: { text: GOOD, gate: 'killed' } }, { reply: { text: GOOD } }],
     })
     const { id: decider } = await madeDecider(app.key, { agent_id: await app.agent({ model: 'killed/m' }) })
     const first = await worker()
     const id = await ask({}, decider)
-    await eventually(async () => ((await double.gate('killed'))?.waiting ?? 0) > 0, { what: 'the model being asked' })
+    await eventually(async () => ((await double.gate('killed'))?.waiting ?? 0) > 0, { what: 'the call of the model' })
     await first.kill()
     await steadyWorker()
     const decision = await settled(app.key, id)
@@ -115,7 +104,7 @@ describe('decisions and their workers', function () {
     await usedOnce(id)
   })
 
-  it('one that is idempotent is called again under the same key', async () => {
+  it('a tool call that is idempotent is repeated with its first key', async () => {
     const { decider } = await slowTool({ idempotent: true })
     const first = await worker()
     const id = await ask({}, decider)
@@ -130,7 +119,7 @@ describe('decisions and their workers', function () {
     await endedOnce(id)
   })
 
-  it('one that had not been called yet is called by another worker', async () => {
+  it('a tool call that had not started is made by another worker', async () => {
     const { id: decider } = await madeDecider(app.key, { tool_id: await toolAt(app.key, target.url) })
     const first = await worker({ FAULT_POINTS: 'decision.evaluate/claimed=kill' })
     const id = await ask({}, decider)
@@ -150,7 +139,7 @@ describe('decisions and their workers', function () {
     assert.equal(target.requests.length, 1)
   })
 
-  it('an idempotent tool is not called for ever by workers that are lost', async () => {
+  it('an idempotent tool is not called endlessly by workers that are lost', async () => {
     const { id: decider } = await madeDecider(app.key, {
       tool_id: await toolAt(app.key, target.url, { idempotent: true }),
     })
@@ -199,7 +188,7 @@ describe('decisions and their workers', function () {
     assert.equal((await settled(app.key, id)).status, 'completed')
   })
 
-  it('what was asked for before a pause waits for its end', async () => {
+  it('a decision requested before a pause waits for its end', async () => {
     await double.put('paused', { rules: [{ reply: { text: GOOD } }] })
     const deciders = [
       await madeDecider(app.key, { tool_id: await toolAt(app.key, target.url) }),
@@ -214,14 +203,14 @@ describe('decisions and their workers', function () {
           await app.services.pool.any(sql.unsafe`
           select from pgboss.job_common where name = 'decision.evaluate' and state < 'completed'`)
         ).length === 0,
-      { what: 'the messages being looked at' },
+      { what: 'the read of the messages' },
     )
     for (const id of ids) assert.equal((await app.key.get(`/decisions/${id}`)).body.status, 'queued')
     await app.admin.post(`/projects/${app.projectId}/resume`)
     for (const id of ids) assert.equal((await settled(app.key, id)).status, 'completed')
   })
 
-  it('who may not decide any more does not, and a decider that is gone is still asked', async () => {
+  it('a caller without the permission decides nothing further, and a deleted decider is still called', async () => {
     await double.put('rights', { rules: [{ reply: { text: GOOD } }] })
     const deciders = [
       await madeDecider(app.key, { tool_id: await toolAt(app.key, target.url) }),
@@ -247,7 +236,7 @@ describe('decisions and their workers', function () {
     const inline = { questions: QUESTIONS, input: 'x' }
     const asked = (await app.key.post('/decisions', { ...inline, agent_id })).body.id
     const first = await worker()
-    await eventually(async () => ((await double.gate('doomed'))?.waiting ?? 0) > 0, { what: 'the model being asked' })
+    await eventually(async () => ((await double.gate('doomed'))?.waiting ?? 0) > 0, { what: 'the call of the model' })
     assert.equal((await app.admin.delete(`/agents/${agent_id}?force=true`)).status, 204)
     assert.equal((await settled(app.key, asked)).error.code, 'AGENT_NOT_FOUND')
     await double.read('POST', '/control/gates/doomed/open')
@@ -264,12 +253,12 @@ describe('decisions and their workers', function () {
     assert.equal((await settled(app.key, waiting[1])).error.code, 'TOOL_NOT_FOUND')
   })
 
-  it('of ends that come at once one counts', async () => {
+  it('of concurrent ends one counts', async () => {
     await double.put('race', { rules: [{ reply: { text: GOOD, gate: 'race' } }] })
     const { id: decider } = await madeDecider(app.key, { agent_id: await app.agent({ model: 'race/m' }) })
     await Promise.all([steadyWorker(), steadyWorker()])
     const ids = await Promise.all(Array.from({ length: 8 }, () => ask({}, decider)))
-    await eventually(async () => ((await double.gate('race'))?.waiting ?? 0) === 8, { what: 'the model being asked' })
+    await eventually(async () => ((await double.gate('race'))?.waiting ?? 0) === 8, { what: 'the call of the model' })
     const turns = await Promise.all(
       ids.map(async id => (await app.key.get(`/decisions/${id}`)).body.generation_id as string),
     )
@@ -283,7 +272,7 @@ describe('decisions and their workers', function () {
     }
   })
 
-  describe('what is decided about', () => {
+  describe('the subject of a decision', () => {
     it('is held sealed until the end', async () => {
       const { decider, answer } = await slowTool()
       const id = await ask({}, decider)

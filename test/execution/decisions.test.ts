@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import {
   DECIDER_ACTIONS,
   decided,
@@ -11,39 +12,34 @@ import {
   TOOL_ANSWERS,
   toolAt,
 } from './decider-support.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
-import { json, made, refused, refusedAt, startTarget, type Target } from './tool-target.ts'
+import { startAgentApp } from './fixtures.ts'
+import { json, made, refused, refusedAt, startTarget } from './tool-target.ts'
 
 const PIXEL =
   'data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=='
 
 describe('decisions', () => {
-  let app: AgentApp
-  let target: Target
-  let double: ReturnType<typeof client>
-  let tool: string
-  let decider: string
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
       workers: ['generation', 'delivery'],
       actions: DECIDER_ACTIONS,
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
-    })
-    double = client(app.double)
+    }),
+  )
+  const double = forSuite(() => client(app.double))
+  let tool: string
+  let decider: string
+  before(async () => {
     tool = await toolAt(app.key, target.url)
     decider = (await madeDecider(app.key, { tool_id: tool })).id
   })
   beforeEach(() => {
     target.answer = json(TOOL_ANSWERS)
   })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-  })
 
   const ask = (body: object, id = decider) => app.key.post(`/deciders/${id}/decisions`, body)
-  /** An agent that answers the questions so, and a decider that asks it. */
+  /** An agent that answers the questions so, and a decider that calls it. */
   const answering = async (lane: string, reply: object, fields: object = {}) => {
     await double.put(lane, { rules: [{ reply }] })
     const agent_id = await app.agent({ model: `${lane}/m`, ...fields })
@@ -79,7 +75,7 @@ describe('decisions', () => {
       assert.deepEqual(answers[2], { type: 'score', name: 'anger', score: 2 })
     })
 
-    it('are asked for by one message with the questions and the input, and by their schema in place of its own', async () => {
+    it("are requested by one message with the questions and the input, and with their schema in place of the agent's", async () => {
       const own = { type: 'object', properties: { other: { type: 'string' } } }
       const { decider: id } = await answering('asked', { text: GOOD }, { output_schema: own, instructions: 'Be fair.' })
       await decided(app.key, id, { subject: 'Help', lines: [1, 2] })
@@ -134,7 +130,7 @@ describe('decisions', () => {
       assert.equal((await decided(app.key, down.decider, 'x')).error.code, 'AI_PROVIDER_ERROR')
     })
 
-    it('keep the version of the agent that was live when they were asked for, in a release the stable one', async () => {
+    it('keep the version of the agent that was live at the request, in a release the stable one', async () => {
       await double.put('release', { rules: [{ reply: { text: GOOD } }] })
       const agent_id = await app.agent({ model: 'release/m', instructions: 'one' })
       await app.key.patch(`/agents/${agent_id}`, { instructions: 'two' })
@@ -193,7 +189,7 @@ describe('decisions', () => {
       assert.equal(decision.generation_id, null)
     })
 
-    it('that are not sure enough for their decider are told to people, once each, with the least sure one', async () => {
+    it('that are not sure enough for their decider are escalated to people, once each, with the least sure one', async () => {
       const tool_id = await toolAt(app.key, target.url)
       const [unsure, sure] = [0.5, 0.4].map(escalate_below => madeDecider(app.key, { tool_id, escalate_below }))
       const decision = await decided(app.key, (await unsure).id, 'x')
@@ -256,7 +252,7 @@ describe('decisions', () => {
       }
     })
 
-    it('fail with the code of a call that failed, and never say what it was about', async () => {
+    it('fail with the code of a call that failed, and never reveal its content', async () => {
       target.answer = (request, response) => response.writeHead(500).end(`echo ${request.body} ${request.url}`)
       const echoing = await toolAt(app.key, `${target.url}/say`, {
         execute: { url: `${target.url}/say`, method: 'GET' },
@@ -277,7 +273,7 @@ describe('decisions', () => {
       }
     })
 
-    it('are asked for names that are also names of the language', async () => {
+    it('accept names that are also names of the language', async () => {
       const questions = ['constructor', 'toString'].map(name => ({ ...QUESTIONS[0], name }))
       target.answer = json({ answers: questions.map(({ name }) => ({ name, probability: 0 })) })
       const { id } = await madeDecider(app.key, { tool_id: tool, questions })
@@ -285,12 +281,12 @@ describe('decisions', () => {
       assert.deepEqual(Object.keys(decision.answers_by_name), ['constructor', 'toString'])
     })
 
-    it('are asked in the name of who asked, as long as that may be done', async () => {
+    it('run with the permissions of their caller, as long as these last', async () => {
       const operations = await made(app.key, { type: 'platform', actions: ['list-actors'] })
       const steps = [{ id: 'a', tool_id: operations.id, action: 'list-actors', input: {} }]
       const pipeline = await made(app.key, { type: 'pipeline', pipeline: { steps } })
       const { id } = await madeDecider(app.key, { tool_id: pipeline.id })
-      // Who may ask the decider and nothing else.
+      // A caller who may call the decider and nothing else.
       const statement = [{ effect: 'Allow', action: ['deciders:*'], resource: [`srn:${app.projectId}:*:*`] }]
       const user = await app.user(undefined, [{ statement }])
       const decision = await decided(user, id, 'x')
@@ -335,7 +331,7 @@ describe('decisions', () => {
     assert.equal((await decided(app.key, decider, input)).status, 'completed')
   })
 
-  it('are refused in a paused project, and made after it when they were asked for before', async () => {
+  it('are refused in a paused project, and made after it when they were requested before', async () => {
     const project = await app.project()
     const asked = await toolAt(project.key, target.url)
     const { id } = await madeDecider(project.key, { tool_id: asked })
@@ -348,7 +344,7 @@ describe('decisions', () => {
     assert.equal((await decided(project.key, id, 'x')).status, 'completed')
   })
 
-  it('are asked inline, with their questions in the record', async () => {
+  it('accept inline questions, which are in the record', async () => {
     const body = { questions: QUESTIONS.slice(0, 1), tool_id: tool, input: 'x', wait: true }
     target.answer = json({ answers: [{ name: 'urgent', probability: 0 }] })
     const { status, body: decision } = await app.key.post('/decisions', body)
@@ -365,7 +361,7 @@ describe('decisions', () => {
     refused(await weak.key.post('/decisions', { ...body, tool_id: own }), 403, 'FORBIDDEN')
   })
 
-  it('are asked for in batches, all or none', async () => {
+  it('are requested in batches, all or none', async () => {
     const inputs = Array.from({ length: 5 }, (_, n) => ({ input: `mail ${n}`, metadata: { n } }))
     const reply = await app.key.post(`/deciders/${decider}/decisions/batch`, { inputs })
     assert.equal(reply.status, 201, JSON.stringify(reply.body))
@@ -382,7 +378,7 @@ describe('decisions', () => {
     assert.equal((await app.key.get('/decisions')).body.total, before)
   })
 
-  it('keep the version and the questions that were asked, also when the decider changes or goes', async () => {
+  it('keep their version and questions, also when the decider changes or is deleted', async () => {
     const { id } = await madeDecider(app.key, { tool_id: tool })
     const first = await decided(app.key, id, 'x')
     target.answer = json({ answers: [{ name: 'urgent', probability: 1 }] })

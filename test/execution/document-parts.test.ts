@@ -2,24 +2,17 @@ import assert from 'node:assert/strict'
 import { newId } from '#core/base/ids.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
-import { json, made, startTarget, type Target } from './tool-target.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
+import { json, made, startTarget } from './tool-target.ts'
 
 describe('documents in messages', () => {
-  let app: AgentApp
-  let double: ReturnType<typeof client>
+  const app = forSuite(() => startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
+  const double = forSuite(() => client(app.double))
 
-  before(async () => {
-    app = await startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
-    double = client(app.double)
-  })
-  after(() => app?.close())
-
-  const document = async (content: string, fields: object = {}, key: Client = app.key) => {
-    const made = await key.post('/documents', { content, ...fields })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body.id as string
-  }
+  const document = async (content: string, fields: object = {}, key: Client = app.key) =>
+    (await createdBy(key, '/documents', { content, ...fields })).id as string
   const generate = (content: unknown, agent = app.agentId, key: Client = app.key, role = 'user') =>
     key.post(`/agents/${agent}/generate?wait=true`, { messages: [{ role, content }], prompt: 'Go on' })
   const named = (document_id: string) => ({ type: 'document', document_id })
@@ -46,7 +39,7 @@ describe('documents in messages', () => {
         ['assistant', 'We ship on Friday.'],
       ],
     )
-    // What is kept of the turn is what the model was given.
+    // The stored turn has the input of the model.
     const { input } = (await app.key.get(`/generations/${body.id}/transcript`)).body
     assert.deepEqual(input[0].content, first[0].content)
   })
@@ -123,17 +116,15 @@ describe('documents in messages', () => {
   })
 
   describe('together with tool results', () => {
-    let target: Target
+    const target = forSuite(startTarget)
     let tool: any
     before(async () => {
-      target = await startTarget()
       tool = await made(app.key, { name: 'order', execute: { url: `${target.url}/order` } })
     })
     beforeEach(() => {
       target.requests.length = 0
       target.answer = json({ order: { state: 'shipped', items: ['tea'] } })
     })
-    after(() => target?.close())
 
     const result = (fields: object = {}) => ({ type: 'tool_output', tool_id: tool.id, ...fields })
     const boundTo = async (name: string, ...ids: string[]) => {
@@ -172,7 +163,7 @@ describe('documents in messages', () => {
           ['assistant', 'shipped'],
         ],
       )
-      // The turn keeps what was answered, and its use names it.
+      // The turn keeps the answer, and its use names it.
       const { input } = (await app.key.get(`/generations/${body.id}/transcript`)).body
       assert.deepEqual(input[0].content, request.body.messages[0].content)
       const uses = async () =>

@@ -1,29 +1,26 @@
 import assert from 'node:assert/strict'
 import { INTERNAL_HOSTS } from '../support/addresses.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
-import { call, json, made, refused, startTarget, type Target, warnedAt } from './tool-target.ts'
+import { forSuite } from '../support/suite.ts'
+import { call, json, made, refused, startTarget, warnedAt } from './tool-target.ts'
 
 describe('no way out leads to an address that is not public:', function () {
   this.timeout(180_000)
   let app: TestApp
   let key: Awaited<ReturnType<TestApp['project']>>['key']
   let projectId: string
-  /** The one that the deployment allows. */
-  let target: Target
+  /** The address that the deployment allows. */
+  const target = forSuite(startTarget)
   /** What listens on every IPv4 address of this machine. */
-  let stranger: Target
+  const stranger = forSuite(() => startTarget('0.0.0.0'))
 
   before(async () => {
-    target = await startTarget()
-    stranger = await startTarget('0.0.0.0')
     const env = { EGRESS_ALLOW_HOSTS: `127.0.0.1:${target.port}` }
     app = await startApp({ env, workers: ['delivery', 'generation'] })
     ;({ id: projectId, key } = await app.project())
   })
   after(async () => {
     await app?.close()
-    await target?.close()
-    await stranger?.close()
   })
 
   const blocked = (reply: Awaited<ReturnType<typeof call>>, host: string, address: string | null) => {
@@ -118,13 +115,13 @@ describe('no way out leads to an address that is not public:', function () {
       const { status, body } = await key.post('/tools', { name: 'x', execute: { url } })
       assert.deepEqual([status, 'warnings' in body], [201, false], url)
     }
-    // The contract refuses only what is no URL of the web.
+    // The contract refuses only an address that is no URL of the web.
     for (const url of ['ftp://example.com/', '/hook', 'http://user:password@example.com/'])
       refused(await key.post('/webhooks', { name: 'x', url, events: ['*'] }), 400, 'VALIDATION_FAILED')
     assert.equal(stranger.connections, 0)
   })
 
-  it('a webhook', async () => {
+  it('a webhook is refused at its delivery', async () => {
     const { key } = await app.project()
     const { body: hook } = await key.post('/webhooks', { name: 'h', url: `${target.url}/h`, events: ['secrets.*'] })
     const before = target.requests.length

@@ -11,18 +11,13 @@ import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { type Message, openStream, readStream } from './streams.ts'
 
 describe('generations', () => {
-  let app: AgentApp
-  let double: ReturnType<typeof client>
-
-  before(async () => {
-    app = await startAgentApp()
-    double = client(app.double)
-  })
-  after(() => app.close())
+  const app = forSuite(startAgentApp)
+  const double = forSuite(() => client(app.double))
 
   const open = (gate: string) => double.read('POST', `/control/gates/${gate}/open`)
   const generate = (body: object, query = '?wait=true', agent = app.agentId) =>
@@ -541,7 +536,7 @@ describe('generations', () => {
         a: 1,
         b: null,
       })
-      // The record of one read says more than that of a change.
+      // The record of one read says more than the record of a change.
       const { memory_entries: _, ...before } = (await app.key.get(`/generations/${body.id}`)).body
       assert.deepEqual((await app.key.patch(`/generations/${body.id}`, {})).body, before)
       assert.equal(
@@ -847,12 +842,10 @@ describe('generations', () => {
   })
 
   describe('with trace_content_mode none', () => {
-    let hidden: AgentApp
+    const hidden = forSuite(startAgentApp)
     before(async () => {
-      hidden = await startAgentApp()
       await hidden.admin.patch(`/projects/${hidden.projectId}`, { trace_content_mode: 'none' })
     })
-    after(() => hidden.close())
 
     const dump = async () => {
       const tables = [

@@ -1,25 +1,17 @@
 import assert from 'node:assert/strict'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { guardrail } from './guardrail-support.ts'
-import { call, json, made, refused, startTarget, type Target } from './tool-target.ts'
+import { call, json, made, refused, startTarget } from './tool-target.ts'
 
 const RIGHTS = ['guardrails:*', 'tools:*', 'agents:*', 'ai-providers:*', 'audit:*', 'events:ListEvents', 'projects:*']
 
 describe('guardrails of calls', () => {
-  let app: TestApp
-  let target: Target
-
-  before(async () => {
-    target = await startTarget()
-    app = await startApp()
-  })
+  const target = forSuite(startTarget)
+  const app = forSuite(startApp)
   beforeEach(() => {
     target.requests.length = 0
     target.answer = json({ ok: true })
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
   })
 
   const execute = { url: 'placeholder' }
@@ -36,7 +28,7 @@ describe('guardrails of calls', () => {
     return error
   }
 
-  it('let pass, stop and forbid by what is really called', async () => {
+  it('allow, stop and forbid by the actual call', async () => {
     const { key } = await app.projectWith(RIGHTS)
     const { id } = await guardrail(key, {
       class: { if: [{ var: 'args.never' }, 'D', 'B'] },
@@ -63,7 +55,7 @@ describe('guardrails of calls', () => {
     assert.equal((await key.get('/guardrail-evaluations?decision=blocked&decision=tripwire')).body.total, 2)
     assert.equal((await key.get('/guardrail-evaluations?decision=nope')).status, 400)
 
-    // What was not executed is in the audit log, by nobody.
+    // A stopped call is in the audit log, without a principal.
     const audited = await eventually(async () => {
       const { data } = (await key.get('/audit-log?action=guardrails:Evaluate')).body
       return data.length === 2 && data
@@ -78,7 +70,7 @@ describe('guardrails of calls', () => {
     assert.deepEqual([data.guardrail?.tool_id ?? data.tool_id, data.guardrail_version], [paying.id, `${id}@1`])
   })
 
-  it('file nothing where a person would have to be asked', async () => {
+  it('file nothing where a person would have to approve', async () => {
     const { key } = await app.projectWith(RIGHTS)
     const { id } = await guardrail(key, { class: 'C' })
     const careful = await tool(key, { guardrail_ids: [id] })
@@ -88,7 +80,7 @@ describe('guardrails of calls', () => {
     assert.equal(target.requests.length, 0)
   })
 
-  it('are those of the project and of the tool, the strictest first', async () => {
+  it('combine the guardrails of the project and of the tool, the strictest first', async () => {
     const { id: project, key } = await app.projectWith(RIGHTS)
     const [open, closed] = [await guardrail(key, { class: 'A' }), await guardrail(key, { class: 'D' })]
     const opened = await tool(key, { guardrail_ids: [open.id] })
@@ -126,7 +118,7 @@ describe('guardrails of calls', () => {
     assert.equal(error.meta.cause.meta.outcome, 'blocked')
   })
 
-  it('do not judge what they call themselves', async () => {
+  it('do not evaluate their own calls', async () => {
     const { id: project, key } = await app.projectWith(RIGHTS)
     target.answer = json({ allowed: true })
     const steps = [{ id: 'a', tool: { name: 'inner', execute: { url: `${target.url}/context` } } }]
@@ -181,7 +173,7 @@ describe('guardrails of calls', () => {
       assert.equal((await key.delete(`/guardrails/${id}`)).status, 204)
     })
 
-    it('and are attached or deleted, never both at once', async () => {
+    it('guardrails are attached or deleted, never both concurrently', async () => {
       const { key } = await app.projectWith(RIGHTS)
       for (let round = 0; round < 10; round++) {
         const { id } = await guardrail(key, { class: 'A' })

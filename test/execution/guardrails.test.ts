@@ -1,24 +1,19 @@
 import assert from 'node:assert/strict'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { guardrail, said, tried } from './guardrail-support.ts'
-import { made, refused, startTarget, type Target } from './tool-target.ts'
+import { made, refused, startTarget } from './tool-target.ts'
 
 const GUARDRAIL_RIGHTS = ['guardrails:*', 'tools:*', 'audit:*', 'events:ListEvents']
 
 describe('guardrails', () => {
-  let app: TestApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(startApp)
   let id: string
   let key: Client
 
   before(async () => {
-    target = await startTarget()
-    app = await startApp()
     ;({ id, key } = await app.projectWith(GUARDRAIL_RIGHTS))
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
   })
 
   const refusedDocument = async (document: object): Promise<any> =>
@@ -59,7 +54,7 @@ describe('guardrails', () => {
     assert.equal((await key.get(path)).status, 404)
   })
 
-  it('number documents that are written at once one after the other', async () => {
+  it('number documents that are written concurrently one after the other', async () => {
     const { id } = await guardrail(key, { class: 'C' })
     const replies = await Promise.all(
       ['A', 'D'].map(given => key.patch(`/guardrails/${id}`, { document: { class: given } })),
@@ -131,7 +126,7 @@ describe('guardrails', () => {
       assert.equal(audited.data.filter((entry: any) => entry.resource_public_id === id).length, 0)
     })
 
-    it('show what they read, and fill in the tool', async () => {
+    it('show the values that they read, and fill in the tool', async () => {
       const tool = await made(key, { name: 'pay' })
       const { id } = await guardrail(key, {
         class: { if: [{ '==': [{ var: 'runtime.tool.name' }, 'pay'] }, 'B', 'A'] },
@@ -160,7 +155,7 @@ describe('guardrails', () => {
       refused(await key.post(`/guardrails/${id}/evaluate`, { document: { class: 'Z' } }), 400, 'VALIDATION_FAILED')
     })
 
-    it('fail closed on what is missing', async () => {
+    it('fail closed on missing values', async () => {
       const outcome = async (document: object, body: object = {}) =>
         said(await tried(key, (await guardrail(key, document)).id, body))
       // A guard: whatever the branch, unless a value of the context is given for it.
@@ -221,7 +216,7 @@ describe('guardrails', () => {
 
       const to = { var: 'args.to' }
       const cases: [object, object, string][] = [
-        // Of another type than what it is compared with.
+        // Of another type than its operand.
         [{ if: [{ '==': [to, 'ann'] }, 'D', 'A'] }, { to: ['ann'] }, 'route_to_approval'],
         [{ if: [{ '!=': [to, 0] }, 'D', 'A'] }, { to: '' }, 'route_to_approval'],
         [{ if: [{ in: [to, ['ann', 'ben']] }, 'D', 'A'] }, { to: ['ann'] }, 'route_to_approval'],
@@ -230,11 +225,11 @@ describe('guardrails', () => {
         [{ if: [{ none: [to, { '==': [{ var: '' }, 'ann'] }] }, 'A', 'D'] }, { to: 'ann' }, 'route_to_approval'],
         [{ if: [{ '==': [{ substr: [to, -3] }, 'ann'] }, 'A', 'D'] }, { to: ['ann'] }, 'route_to_approval'],
         [{ if: [{ '<': [{ length: to }, 3] }, 'A', 'D'] }, { to: { many: 1 } }, 'route_to_approval'],
-        // What asks for identity or presence gets an answer.
+        // A check of identity or presence gets an answer.
         [{ if: [{ '===': [to, 'ann'] }, 'D', 'A'] }, { to: 5 }, 'execute'],
         [{ if: [{ '==': [to, null] }, 'D', 'A'] }, {}, 'blocked'],
         [{ if: [{ missing: ['args.to'] }, 'D', { '<': [to, 'b'] }, 'A', 'C'] }, {}, 'blocked'],
-        // Tools that a rule does not mean need not have what it compares.
+        // Tools that a rule does not mean need not have its fields.
         [{ if: [{ '!=': [{ var: 'args.kind' }, 'refund'] }, 'A', { '<': [amount, 5] }, 'A', 'D'] }, {}, 'execute'],
       ]
       for (const [rule, args, decision] of cases)
@@ -244,7 +239,7 @@ describe('guardrails', () => {
       assert.equal(await outcome({ class: 'B', guard: { '!=': [{ var: 'args.note' }, 'urgent'] } }, {}), 'tripwire')
     })
 
-    it('ask their context tool with the credential of who tries', async () => {
+    it('call their context tool with the credential of the caller', async () => {
       const limits: unknown[] = [{ limit: 10 }]
       target.answer = (_request, response) =>
         response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(limits[0]))
@@ -258,11 +253,11 @@ describe('guardrails', () => {
       const reading = { class: { if: [{ var: 'context.mine' }, 'A', 'D'] } }
       const replacing = await guardrail(key, reading, { context_tool_id: tool.id, context_mode: 'replace' })
       assert.equal((await tried(key, replacing.id, body)).decision, 'blocked')
-      // What it answered counts for a while.
+      // Its answer is cached for a while.
       const before = target.requests.length
       await tried(key, merging.id, body)
       assert.equal(target.requests.length, before)
-      // One that reads no context asks nobody.
+      // A rule that reads no context calls no tool.
       const blind = await guardrail(key, { class: 'A' }, { context_tool_id: tool.id })
       await tried(key, blind.id, body)
       assert.equal(target.requests.length, before)
@@ -324,7 +319,7 @@ describe('guardrails', () => {
       [['document.class', true, true]],
     )
     assert.equal('warnings' in (await key.post(`/guardrails/${rule.id}/versions/1/restore`)).body, false)
-    // So is one that an agent has about the tools that it binds, and a write of the agent.
+    // So is a guardrail of an agent about the tools that it binds, and a write of the agent.
     const bound = { project_id: id, name: 'a', guardrail_ids: [rule.id], tool_bindings: [{ tool: { name: 'pay' } }] }
     const vendor = { name: 'p', provider: 'custom', default_model: 'm', base_url: 'https://models.example.com/v1' }
     const { body: provider } = await app.admin.post('/ai-providers', { project_id: id, ...vendor })
@@ -335,7 +330,7 @@ describe('guardrails', () => {
     assert.deepEqual(messages(await key.patch(`/guardrails/${rule.id}`, { document })), [tool.id, 'pay'])
     const without = await app.admin.patch(`/agents/${agent.body.id}`, { guardrail_ids: null })
     assert.deepEqual([without.status, messages(without)], [200, undefined])
-    // Nobody is warned of what the author has thought of.
+    // A rule that handles the case gives no warning.
     const total = { var: 'args.total' }
     for (const class_ of [
       { if: [{ missing: ['args.total'] }, 'D', { '>': [total, 1] }, 'C', 'A'] },
@@ -346,7 +341,7 @@ describe('guardrails', () => {
     }
   })
 
-  it('are nobody else’s', async () => {
+  it('guardrails are hidden from other projects', async () => {
     const { id } = await guardrail(key, { class: 'A' })
     const other = await app.projectWith(GUARDRAIL_RIGHTS)
     assert.equal((await other.key.get(`/guardrails/${id}`)).status, 404)

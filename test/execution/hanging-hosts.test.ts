@@ -7,9 +7,10 @@ import { beginHostCall, type HostCall, withSlotHolder } from '#core/net/hanging-
 import { fetchWithLimit } from '#core/net/limited-body.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 
-/** A vendor that accepts connections and reads requests, but answers only once it is told to. */
+/** A vendor that accepts connections and reads requests, but answers only on a signal. */
 class SilentVendor {
   readonly #server: Server
   readonly #sockets = new Set<Socket>()
@@ -76,13 +77,12 @@ class SilentVendor {
 
 describe('a vendor that does not answer', function () {
   this.timeout(180_000)
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ workers: [] }))
   let vendor: SilentVendor
   let silent: string
   const workers = steadyWorkers()
 
   before(async () => {
-    app = await startAgentApp({ workers: [] })
     vendor = new SilentVendor()
     const provider = await app.admin.post('/ai-providers', {
       project_id: app.projectId,
@@ -98,7 +98,6 @@ describe('a vendor that does not answer', function () {
   after(async () => {
     vendor?.close()
     await workers.stop()
-    await app?.close()
   })
 
   const start = async (agent: string) =>
@@ -116,9 +115,9 @@ describe('a vendor that does not answer', function () {
       await eventually(async () => (await status(id)) === 'completed', { every: 50, what: `healthy turn ${n}` })
       healthy.push(Date.now() - began)
     }
-    // Without room for others, the first of them would end after 330 s.
+    // Without capacity for others, the first of them would end after 330 s.
     assert.ok(Math.max(...healthy) < 15_000, `${healthy}`)
-    // The calls that were under way before it was known to hang, and no more.
+    // The calls that were active before its hanging was detected, and no more.
     assert.ok(vendor.asked <= 10, `${vendor.asked} calls`)
     const states = await Promise.all(hung.map(status))
     assert.ok(

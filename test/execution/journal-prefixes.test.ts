@@ -2,8 +2,9 @@ import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { turnQueue } from '#execution/generations/request/create.ts'
 import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
-import { json, startTarget, type Target, type TargetRequest } from './tool-target.ts'
+import { json, startTarget, type TargetRequest } from './tool-target.ts'
 
 /** Tables of a turn, with the column of its ID. A restore updates the first two and replaces the rows of the others. */
 const TABLES = {
@@ -32,13 +33,12 @@ const DELAYS: Record<string, number> = { again: 0, once: 60, slow: 120 }
 describe('a turn resumed from each state that its worker has written', function () {
   this.timeout(120_000)
   let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
 
   const query = async (text: string, values: unknown[] = []): Promise<any[]> =>
     (await app.services.pool.query(rawQuery(text, values))).rows as any[]
 
   before(async () => {
-    target = await startTarget()
     // The outcomes of a step arrive one after the other.
     target.answer = (request, response) => {
       const { n } = JSON.parse(request.body)
@@ -65,7 +65,6 @@ describe('a turn resumed from each state that its worker has written', function 
   })
   after(async () => {
     await app.close()
-    await target.close()
   })
 
   const modelCalls = async (): Promise<number> => {

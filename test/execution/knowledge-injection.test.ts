@@ -4,7 +4,9 @@ import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { accepted, shared } from './share-support.ts'
 import { refused, refusedAt } from './tool-target.ts'
 
@@ -23,27 +25,16 @@ const LOCAL = { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '64' }
 
 describe('knowledge of an agent', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let double: ReturnType<typeof client>
+  const app = forSuite(() =>
+    startAgentApp({ actions: ACTIONS, env: { ...LOCAL, KNOWLEDGE_INJECTION_MAX_CHARS: '1200' } }),
+  )
+  const double = forSuite(() => client(app.double))
   let lanes = 0
 
-  before(async () => {
-    app = await startAgentApp({ actions: ACTIONS, env: { ...LOCAL, KNOWLEDGE_INJECTION_MAX_CHARS: '1200' } })
-    double = client(app.double)
-  })
-  after(() => app.close())
-
-  const document = async (content: string, path: string, more: object = {}): Promise<string> => {
-    const reply = await app.key.post('/documents', { content, path, ...more })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body.id
-  }
-  const store = async (name: string): Promise<string> => {
-    const reply = await app.key.post('/memory-stores', { name })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body.id
-  }
-  /** An agent that knows something, with a lane of the model of its own. */
+  const document = async (content: string, path: string, more: object = {}): Promise<string> =>
+    (await createdBy(app.key, '/documents', { content, path, ...more })).id
+  const store = async (name: string): Promise<string> => (await createdBy(app.key, '/memory-stores', { name })).id
+  /** An agent with knowledge and a separate lane of the model. */
   const knowing = async (knowledge_config: object | null, fields: object = {}, rules: object[] = []) => {
     const lane = `knows-${++lanes}`
     await double.put(lane, { rules: rules as never })
@@ -331,7 +322,7 @@ describe('knowledge of an agent', function () {
       const path = `/agents/${id}/generate?wait=true`
       for (const knowledge_config of [{ memory_store_ids: [secret] }, { document_paths: ['/'] }, { tags: { a: 'b' } }])
         refused(await caller.post(path, { prompt: 'x', knowledge_config }), 403, 'FORBIDDEN')
-      // What the agent knows is the agent's, whoever asks it.
+      // Knowledge of the agent is read as the agent, for every caller.
       const reply = await caller.post(path, { prompt: 'Where do curlews nest?', knowledge_config: { limit: 2 } })
       assert.equal(reply.status, 200, JSON.stringify(reply.body))
       assert.equal((await caller.get(`/generations/${reply.body.id}/transcript`)).body.knowledge.results.length, 1)
@@ -369,12 +360,7 @@ describe('knowledge of an agent', function () {
 
 describe('knowledge of an agent over processes', function () {
   this.timeout(60_000)
-  let app: AgentApp
-
-  before(async () => {
-    app = await startAgentApp({ actions: ACTIONS, workers: [], env: LOCAL })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startAgentApp({ actions: ACTIONS, workers: [], env: LOCAL }))
 
   it('is unchanged for the worker that continues the turn of a lost one', async () => {
     const double = client(app.double)

@@ -4,6 +4,7 @@ import { sql } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { toolCall } from '../support/scripts.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { json, startTarget, type Target } from './tool-target.ts'
 
@@ -16,12 +17,11 @@ const FAST = {
 }
 
 const counted = sql.type(z.object({ count: z.int() }))
-/** Entries of the journals of steps under way. */
+/** Entries of the journals of active steps. */
 const entries = (settled: boolean) =>
   counted`select count(*)::int as count from generation_journal where position > 0 and (not ${settled} or body is not null)`
 
 const script = (...replies: object[]) => ({ prompt: `@double ${JSON.stringify(replies)}` })
-const call = (name: string, args: object = {}) => ({ tool_calls: [{ name, args }] })
 
 describe('workers killed in turns with tools', function () {
   this.timeout(90_000)
@@ -95,7 +95,7 @@ describe('workers killed in turns with tools', function () {
         const first = await worker({ FAULT_POINTS: `${point}=kill` })
         const { body } = await app.key.post(
           `/agents/${agent}/generate`,
-          script(call('act', { n: 1 }), { text: 'done' }),
+          script(toolCall('act', { n: 1 }), { text: 'done' }),
         )
         await killed(first)
         await steadyWorker()
@@ -130,7 +130,7 @@ describe('workers killed in turns with tools', function () {
     const first = await worker()
     const calls = { tool_calls: ['fast', 'act', 'again'].map(name => ({ name, args: {} })) }
     const { body } = await app.key.post(`/agents/${agent}/generate`, script(calls, { text: 'done' }))
-    await eventually(() => held === 2, { what: 'two calls under way' })
+    await eventually(() => held === 2, { what: 'two active calls' })
     await eventually(async () => (await app.services.pool.oneFirst(entries(true))) === 1, {
       what: 'the outcome of the first',
     })
@@ -156,7 +156,7 @@ describe('workers killed in turns with tools', function () {
 
   it('over one call again and again, end the turn, which has used the call once', async () => {
     const agent = await app.agent({ tool_bindings: [bound('act', true)] })
-    const { body } = await app.key.post(`/agents/${agent}/generate`, script(call('act'), { text: 'done' }))
+    const { body } = await app.key.post(`/agents/${agent}/generate`, script(toolCall('act'), { text: 'done' }))
     for (let lost = 0; lost < 3; lost++) await killed(await worker({ FAULT_POINTS: 'before_tool=kill' }))
     await steadyWorker()
     const record = await ended(body.generation_id)
@@ -206,7 +206,7 @@ describe('workers killed in turns with tools', function () {
     const first = await worker({ FAULT_POINTS: 'before_settle=kill' })
     const waited = app.key.post(
       `/agents/${agent}/generate?wait=true`,
-      script(call('act'), call('act'), { text: 'saw {{tool.act.secret}}' }),
+      script(toolCall('act'), toolCall('act'), { text: 'saw {{tool.act.secret}}' }),
     )
     await killed(first)
     await steadyWorker()
@@ -219,7 +219,7 @@ describe('workers killed in turns with tools', function () {
     target.answer = () => {}
     const agent = await app.agent({ tool_bindings: [bound('act', false)] })
     await steadyWorker()
-    const { body } = await app.key.post(`/agents/${agent}/generate`, script(call('act'), { text: 'done' }))
+    const { body } = await app.key.post(`/agents/${agent}/generate`, script(toolCall('act'), { text: 'done' }))
     await eventually(() => target.requests.length === 1)
     await app.key.post(`/generations/${body.generation_id}/cancel`)
     const record = await ended(body.generation_id)

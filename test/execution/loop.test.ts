@@ -2,11 +2,11 @@ import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { eventually, type Reply } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { refusalOf } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { type Message, openStream } from './streams.ts'
-import { json, startTarget, type Target } from './tool-target.ts'
-
-const code = (reply: Reply) => [reply.status, reply.body?.error?.code]
+import { json, startTarget } from './tool-target.ts'
 
 /** A prompt that makes the model answer one after the other. */
 const script = (...replies: object[]) => ({ prompt: `@double ${JSON.stringify(replies)}` })
@@ -14,8 +14,17 @@ const call = (name: string, args: object = {}, more: object = {}) => ({ tool_cal
 const text = (text: string) => ({ text })
 
 describe('turns with tools', () => {
-  let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
+      env: {
+        EGRESS_ALLOW_HOSTS: '127.0.0.1',
+        GENERATION_TOOL_RESULT_MAX_BYTES: '2000',
+        GENERATION_TOOL_CONCURRENCY: '3',
+      },
+      actions: ['agents:CreateAgentGeneration', 'generations:GetGeneration', 'generations:PurgeGenerationContent'],
+    }),
+  )
   const names = new Map<string, string>()
 
   /** A tool of the project, as the admin makes it. */
@@ -36,7 +45,7 @@ describe('turns with tools', () => {
     return reply.body
   }
   const transcript = async (id: string) => (await app.admin.get(`/generations/${id}/transcript`)).body
-  /** What the model was asked, oldest first. */
+  /** The prompts of the model, oldest first. */
   const requests = async (): Promise<any[]> => {
     const answer = await fetch(`${app.double.url}/control/requests?kind=chat`)
     return ((await answer.json()) as any).data.map(({ body }: any) => body)
@@ -47,22 +56,6 @@ describe('turns with tools', () => {
     for await (const message of (await openStream(app, path, body)).messages) messages.push(message)
     return messages
   }
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({
-      env: {
-        EGRESS_ALLOW_HOSTS: '127.0.0.1',
-        GENERATION_TOOL_RESULT_MAX_BYTES: '2000',
-        GENERATION_TOOL_CONCURRENCY: '3',
-      },
-      actions: ['agents:CreateAgentGeneration', 'generations:GetGeneration', 'generations:PurgeGenerationContent'],
-    })
-  })
-  after(async () => {
-    await app.close()
-    await target.close()
-  })
   beforeEach(() => {
     target.answer = json({ ok: true })
     target.requests.length = 0
@@ -215,8 +208,11 @@ describe('turns with tools', () => {
     done(await generate(plain, { ...script(text('x')), ...gone }))
     assert.equal((await asked()).tool_choice, 'auto')
     const none = await agentWith([{ tool_id: search }], { active_tool_ids: [search] })
-    assert.deepEqual(code(await generate(none, { prompt: 'x', active_tool_ids: [fetch] })), [400, 'TOOL_NOT_FOUND'])
-    assert.deepEqual(code(await generate(none, { prompt: 'x', tool_choice: 'required' })), [
+    assert.deepEqual(refusalOf(await generate(none, { prompt: 'x', active_tool_ids: [fetch] })), [
+      400,
+      'TOOL_NOT_FOUND',
+    ])
+    assert.deepEqual(refusalOf(await generate(none, { prompt: 'x', tool_choice: 'required' })), [
       400,
       'FORCED_TOOL_CHOICE_CANNOT_STOP',
     ])
@@ -227,7 +223,7 @@ describe('turns with tools', () => {
     const written = JSON.stringify({ name: 'lookup', arguments: {} })
     for (const answer of [written, `\`\`\`json\n${written}\n\`\`\``, `[${written}]`]) {
       const refused = await generate(agent, script(text(answer)))
-      assert.deepEqual(code(refused), [502, 'TEXT_ENCODED_TOOL_CALL'], answer)
+      assert.deepEqual(refusalOf(refused), [502, 'TEXT_ENCODED_TOOL_CALL'], answer)
       assert.equal(refused.body.error.meta.tool_name, 'lookup')
       assert.equal((await transcript(refused.body.error.meta.generation_id)).steps.length, 1)
     }
@@ -259,17 +255,17 @@ describe('turns with tools', () => {
     )
     const { steps } = await transcript(echoed.id)
     assert.equal(steps[0].tool_results[0].error.meta.tool_response_body, 'who is ***?')
-    assert.deepEqual(code(await generate(agent, { prompt: 'x', tool_context: { 'a b': 'x' } })), [
+    assert.deepEqual(refusalOf(await generate(agent, { prompt: 'x', tool_context: { 'a b': 'x' } })), [
       400,
       'INVALID_TOOL_CONTEXT_KEY',
     ])
     const mcp = { url: `${target.url}/mcp`, headers: { 'X-Tenant': '{{context:tenant}}' } }
     const server = await agentWith([{ tool: { name: 'srv', type: 'mcp', mcp } }])
     const lacking = await generate(server, { prompt: 'x' }, '')
-    assert.deepEqual([code(lacking), lacking.body.error.meta.key], [[400, 'MISSING_TOOL_CONTEXT_KEY'], 'tenant'])
+    assert.deepEqual([refusalOf(lacking), lacking.body.error.meta.key], [[400, 'MISSING_TOOL_CONTEXT_KEY'], 'tenant'])
   })
 
-  it('continue without unavailable tools, and tell the model', async () => {
+  it('continue without unavailable tools, and report it to the model', async () => {
     const gone = await tool('gone')
     const agent = await agentWith([
       { tool_id: gone },
@@ -363,7 +359,7 @@ describe('turns with tools', () => {
       assert.deepEqual([resumed.status, resumed.output.content], ['completed', 'got seven'])
       const { body: after } = await app.key.get(`/generations/${body.id}`)
       assert.deepEqual([after.required_action, after.step_count], [null, 2])
-      assert.deepEqual(code(await outputs(agent, body.id, answers(body, 'eight'))), [404, 'GENERATION_NOT_FOUND'])
+      assert.deepEqual(refusalOf(await outputs(agent, body.id, answers(body, 'eight'))), [404, 'GENERATION_NOT_FOUND'])
       const [required] = await storedEvents(app.services.pool, {
         resource: body.id,
         name: 'generations.requires_action',
@@ -382,12 +378,12 @@ describe('turns with tools', () => {
         [{ tool_call_id: 'x', output: 1 }],
         [{ ...one, output: 'x'.repeat(3000) }],
       ])
-        assert.deepEqual(code(await outputs(agent, body.id, { tool_outputs })), [400, 'VALIDATION_FAILED'])
-      assert.deepEqual(code(await outputs(app.agentId, body.id, { tool_outputs: [one] })), [
+        assert.deepEqual(refusalOf(await outputs(agent, body.id, { tool_outputs })), [400, 'VALIDATION_FAILED'])
+      assert.deepEqual(refusalOf(await outputs(app.agentId, body.id, { tool_outputs: [one] })), [
         404,
         'GENERATION_NOT_FOUND',
       ])
-      assert.deepEqual(code(await outputs(agent, 'gen_00000000000000000000000000', { tool_outputs: [one] })), [
+      assert.deepEqual(refusalOf(await outputs(agent, 'gen_00000000000000000000000000', { tool_outputs: [one] })), [
         404,
         'GENERATION_NOT_FOUND',
       ])
@@ -483,11 +479,11 @@ describe('turns with tools', () => {
     it('hold nothing while they are paused, and can be called off or erased', async () => {
       const called = await paused()
       assert.equal((await app.admin.post(`/generations/${called.id}/cancel`)).body.status, 'failed')
-      assert.deepEqual(code(await outputs(agent, called.id, answers(called, 1))), [404, 'GENERATION_NOT_FOUND'])
+      assert.deepEqual(refusalOf(await outputs(agent, called.id, answers(called, 1))), [404, 'GENERATION_NOT_FOUND'])
       const erased = await paused()
       const purged = await app.key.delete(`/generations/${erased.id}/content`)
       assert.deepEqual([purged.status, purged.body.status, purged.body.required_action], [200, 'failed', null])
-      assert.deepEqual(code(await outputs(agent, erased.id, answers(erased, 1))), [
+      assert.deepEqual(refusalOf(await outputs(agent, erased.id, answers(erased, 1))), [
         409,
         'GENERATION_CONTENT_UNAVAILABLE',
       ])
@@ -496,7 +492,7 @@ describe('turns with tools', () => {
     it('wait for a paused project, and consume nothing', async () => {
       const body = await paused()
       await app.admin.post(`/projects/${app.projectId}/pause`, { reason: 'x' })
-      assert.deepEqual(code(await outputs(agent, body.id, answers(body, 1))), [409, 'PROJECT_PAUSED'])
+      assert.deepEqual(refusalOf(await outputs(agent, body.id, answers(body, 1))), [409, 'PROJECT_PAUSED'])
       await app.admin.post(`/projects/${app.projectId}/resume`)
       assert.equal(done(await outputs(agent, body.id, answers(body, 'x'))).status, 'completed')
     })
@@ -570,7 +566,7 @@ describe('turns with tools', () => {
 
     it('nest agents, as deep as they may, in one tree', async () => {
       const agent = await app.agent({ tool_bindings: [platform(['create-agent-generation'])] })
-      // A model that calls its own agent with what it was asked itself.
+      // A model that calls its own agent with its prompt.
       const nested = call('api_create-agent-generation', { agent_id: agent, prompt: 'again' })
       const rules = [
         { when: { last_role: 'user' }, reply: nested },

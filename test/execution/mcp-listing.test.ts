@@ -1,27 +1,22 @@
 import assert from 'node:assert/strict'
 import type { ServerResponse } from 'node:http'
-import { eventually, type Reply } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
-import { refused, startTarget, type Target, type TargetRequest } from './tool-target.ts'
+import { eventually } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
+import { refused, startTarget, type TargetRequest } from './tool-target.ts'
 
 describe('the listing of an mcp tool', () => {
-  let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
+      clock: { now: () => new Date(Date.now() + ahead) },
+    }),
+  )
   /** How far the clock of the processes is ahead. */
   let ahead = 0
   const MINUTE = 61_000
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({
-      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
-      clock: { now: () => new Date(Date.now() + ahead) },
-    })
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-  })
   beforeEach(() => {
     target.requests.length = 0
     target.answer = answered
@@ -47,19 +42,14 @@ describe('the listing of an mcp tool', () => {
 
   const madeTool = async (fields: object = {}) => {
     const body = { project_id: app.projectId, name: 'server', type: 'mcp', mcp: { url: target.url }, ...fields }
-    const reply = await app.admin.post('/tools', body)
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
+    return createdBy(app.admin, '/tools', body)
   }
   const agentOf = (...bindings: object[]) => app.agent({ tool_bindings: bindings })
-  const generate = async (agent: string, body: object = {}): Promise<any> => {
-    const reply: Reply = await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'hello', ...body })
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body
-  }
-  /** How often the server was asked for its tools. */
+  const generate = (agent: string, body: object = {}): Promise<any> =>
+    createdBy(app.key, `/agents/${agent}/generate?wait=true`, { prompt: 'hello', ...body }, 200)
+  /** The number of listings that the server received. */
   const listings = () => target.requests.filter(({ body }) => body.includes('"tools/list"')).length
-  /** What the model was told of the tools, and of those that are missing. */
+  /** The text for the model about the tools, and about missing ones. */
   const told = async () => {
     const answer = await fetch(`${app.double.url}/control/requests?kind=chat`)
     const { body } = ((await answer.json()) as any).data.at(-1)
@@ -67,12 +57,12 @@ describe('the listing of an mcp tool', () => {
     return { description: body.tools?.[0].function.description, note: first.role === 'system' ? first.content : null }
   }
 
-  it('is used for a minute, and asked for again then and when the tool has changed', async () => {
+  it('is cached for a minute, and requested again then and when the tool has changed', async () => {
     const tool = await madeTool()
     const agent = await agentOf({ tool_id: tool.id })
     for (let turn = 0; turn < 3; turn++) await generate(agent)
     assert.equal((await told()).description, 'For all')
-    // Not even a session was begun for the turns behind the first.
+    // Not even a session was begun for the turns after the first.
     assert.equal(target.requests.filter(({ body }) => body.includes('"initialize"')).length, 1)
     assert.equal(listings(), 1)
     await app.admin.patch(`/tools/${tool.id}`, { description: 'changed' })
@@ -94,7 +84,7 @@ describe('the listing of an mcp tool', () => {
     assert.match((await told()).note, /currently unavailable: server/)
   })
 
-  it('is each end user’s own, where headers say who asks', async () => {
+  it('is cached per end user where headers identify the end user', async () => {
     const tool = await madeTool()
     const agent = await agentOf({ tool_id: tool.id })
     for (const user of ['ada', 'bob', 'ada', 'bob']) {
@@ -106,7 +96,7 @@ describe('the listing of an mcp tool', () => {
     assert.equal((await told()).description, 'For all')
   })
 
-  it('is that of the credential which is sent', async () => {
+  it('is cached per credential that is sent', async () => {
     const secret = { project_id: app.projectId, name: 's', value: 'first value' }
     const { id } = (await app.admin.post('/secrets', secret)).body
     const tool = await madeTool({ mcp: { url: target.url, headers: { 'X-Key': `{{secret:${id}}}` } } })
@@ -120,7 +110,7 @@ describe('the listing of an mcp tool', () => {
     assert.equal(listings(), 2)
   })
 
-  it('is asked for afresh by whoever lists the actions of the tool', async () => {
+  it('is requested again by every caller who lists the actions of the tool', async () => {
     const tool = await madeTool()
     for (let round = 1; round <= 2; round++) {
       const { body } = await app.admin.get(`/tools/${tool.id}/actions`)
@@ -129,12 +119,12 @@ describe('the listing of an mcp tool', () => {
     }
   })
 
-  it('is not asked of a server that failed twice in a row, until a minute later', async () => {
+  it('is not requested from a server that failed twice in a row, until a minute later', async () => {
     const tool = await madeTool({ name: 'dead' })
     const agent = await agentOf({ tool_id: tool.id })
     target.answer = broken
     for (let turn = 0; turn < 5; turn++) await generate(agent)
-    // Each of two asked once: `initialize` fails.
+    // Each of two called once: `initialize` fails.
     assert.equal(target.requests.length, 2)
     assert.match((await told()).note, /currently unavailable: dead/)
     const reasons = await eventually(async () => {
@@ -144,7 +134,7 @@ describe('the listing of an mcp tool', () => {
       return found.filter((reason: string) => /not called before 2/.test(reason)).length === 3 ? found : null
     })
     assert.match(reasons[0], /^Server of tool dead failed 2 times in a row and is not called before /)
-    // Whoever asks for the actions gets an answer of the server.
+    // A caller that lists the actions gets an answer of the server.
     const { meta } = refused(await app.admin.get(`/tools/${tool.id}/actions`), 502, 'TOOL_HTTP_ERROR')
     assert.equal(meta.tool_status_code, 503)
     target.requests.length = 0
@@ -154,7 +144,7 @@ describe('the listing of an mcp tool', () => {
     ahead += MINUTE
     await generate(agent)
     assert.equal((await told()).description, 'For all')
-    // It is whole again: one failure is no reason not to ask.
+    // It is whole again: one failure is no reason to stop calling.
     ahead += MINUTE
     target.answer = broken
     await generate(agent)
@@ -163,7 +153,7 @@ describe('the listing of an mcp tool', () => {
     assert.equal((await told()).description, 'For all')
   })
 
-  it('is asked of a server that answers, whatever it refuses', async () => {
+  it('is requested from a server that answers, whatever it refuses', async () => {
     const tool = await madeTool({ name: 'choosy' })
     const agent = await agentOf({ tool_id: tool.id })
     target.answer = ({ body }, response) =>

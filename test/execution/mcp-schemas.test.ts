@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
-import { type RunApp, startRunApp } from '../automation/fixtures.ts'
+import { startRunApp } from '../automation/fixtures.ts'
 import { client as doubleOf } from '../local/double/client.ts'
-import { startTarget, type Target } from './tool-target.ts'
+import { forSuite } from '../support/suite.ts'
+import { startTarget } from './tool-target.ts'
 
 type Json = Record<string, any>
 
@@ -21,12 +22,11 @@ const SCHEMAS: Record<string, Json> = {
 }
 
 describe('tools of MCP servers as their makers wrote them', () => {
-  let app: RunApp
+  const app = forSuite(() => startRunApp({ workers: ['generation'] }))
   let toolId: string
   const called: { name: string; arguments: Json }[] = []
   let failure: Json | null = null
   before(async () => {
-    app = await startRunApp({ workers: ['generation'] })
     app.target.answer = ({ body }, response) => {
       const { id, method, params } = JSON.parse(body || '{}')
       if (id === undefined) return response.writeHead(202).end()
@@ -48,7 +48,6 @@ describe('tools of MCP servers as their makers wrote them', () => {
     assert.equal(tool.status, 201, JSON.stringify(tool.body))
     toolId = tool.body.id
   })
-  after(() => app?.close())
 
   const turn = async (lane: string, rules: Json[]) => {
     await doubleOf(app.double).put(lane, { rules } as never)
@@ -90,7 +89,7 @@ describe('tools of MCP servers as their makers wrote them', () => {
     assert.deepEqual(called.map(({ name }) => name).sort(), ['a b', 'a.b', 'a_b'])
   })
 
-  it('tell the model the structured content of their errors', async () => {
+  it('report to the model the structured content of their errors', async () => {
     failure = {
       isError: true,
       content: [{ type: 'text', text: 'No seats' }],
@@ -105,11 +104,9 @@ describe('tools of MCP servers as their makers wrote them', () => {
 })
 
 describe('an anthropic provider behind a gateway', () => {
-  let app: RunApp
-  let gateway: Target
+  const app = forSuite(() => startRunApp({ workers: [] }))
+  const gateway = forSuite(startTarget)
   before(async () => {
-    app = await startRunApp({ workers: [] })
-    gateway = await startTarget()
     gateway.answer = ({ url }, response) =>
       response.writeHead(200, { 'content-type': 'application/json' }).end(
         JSON.stringify(
@@ -126,10 +123,6 @@ describe('an anthropic provider behind a gateway', () => {
               },
         ),
       )
-  })
-  after(async () => {
-    await app?.close()
-    await gateway?.close()
   })
 
   const provider = async (config: Json) => {

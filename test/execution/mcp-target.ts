@@ -7,12 +7,12 @@ export type McpRequest = { method: string; url: string; headers: Record<string, 
 export type McpTarget = {
   url: string
   port: number
-  /** The requests that came since this was last asked, and the sessions that are open. */
+  /** The requests that came since the last read, and the sessions that are open. */
   seen(): Promise<{ requests: McpRequest[]; sessions: number }>
   close(): Promise<void>
 }
 
-/** A server of the official SDK in a process of its own (test/support/mcp-server.ts). */
+/** A server of the official SDK in a separate process (test/support/mcp-server.ts). */
 export async function startMcpServer(): Promise<McpTarget> {
   const script = path.resolve(import.meta.dirname, '../support/mcp-server.ts')
   const child = spawn(process.execPath, [script], { stdio: ['ignore', 'pipe', 'inherit'] })

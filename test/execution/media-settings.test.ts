@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { newId } from '#core/base/ids.ts'
 import { modelInputs } from '#execution/providers/model-inputs.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 
 describe('inputs of models', () => {
   const inputs = (provider: string, model: string, config: object | null = null) => {
@@ -33,11 +34,7 @@ describe('inputs of models', () => {
 })
 
 describe('settings of media', () => {
-  let app: AgentApp
-  before(async () => {
-    app = await startAgentApp({ actions: ['agents:*', 'ai-providers:*', 'model-routes:*'], workers: [] })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startAgentApp({ actions: ['agents:*', 'ai-providers:*', 'model-routes:*'], workers: [] }))
 
   it('of providers are validated', async () => {
     const provider = (config: object) =>

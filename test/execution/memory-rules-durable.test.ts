@@ -5,8 +5,9 @@ import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
-import { json, made, startTarget, type Target } from './tool-target.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
+import { json, made, startTarget } from './tool-target.ts'
 
 const ACTIONS = ['agents:*', 'tools:*', 'generations:*', 'memories:*', 'projects:*', 'traces:*']
 
@@ -17,9 +18,9 @@ const FACTS = JSON.stringify(['One', 'Two', 'Three'])
 
 describe('memory rules and their workers', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let target: Target
-  let double: ReturnType<typeof client>
+  const target = forSuite(startTarget)
+  const app = forSuite(() => startAgentApp({ workers: [], actions: ACTIONS }))
+  const double = forSuite(() => client(app.double))
   let agent: string
   const processes: TestProcess[] = []
   let lanes = 0
@@ -64,12 +65,6 @@ describe('memory rules and their workers', function () {
   const firings = async (): Promise<any[]> => [
     ...(await app.services.pool.any(sql.unsafe`select * from memory_rule_firings order by id`)),
   ]
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({ workers: [], actions: ACTIONS })
-    double = client(app.double)
-  })
   beforeEach(async () => {
     target.requests.length = 0
     lane = `durable-${++lanes}`
@@ -83,10 +78,6 @@ describe('memory rules and their workers', function () {
     const running = processes.splice(0).filter(({ child }) => (child.exitCode ?? child.signalCode) === null)
     await Promise.all(running.map(each => each.kill()))
     await app.services.pool.query(sql.unsafe`delete from memory_rules`)
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
   })
 
   for (const [point, calls] of [
@@ -106,7 +97,7 @@ describe('memory rules and their workers', function () {
       assert.equal(await extractions(), calls)
     })
 
-  it('a firing whose workers are lost again and again is given up', async () => {
+  it('a firing whose workers are lost repeatedly is abandoned', async () => {
     const { id } = await ruled()
     const generation = await start()
     for (let lost = 0; lost < 3; lost++) await (await worker({ FAULT_POINTS: 'memory_rule.fire/claimed=kill' })).exited
@@ -115,7 +106,7 @@ describe('memory rules and their workers', function () {
     assert.equal(error.code, 'GENERATION_FAILED')
   })
 
-  it('messages that are delivered twice, or to two workers at once, do nothing twice', async () => {
+  it('messages that are delivered twice, or to two workers concurrently, do nothing twice', async () => {
     const { id, store } = await ruled()
     await steadyWorker()
     const generation = await start()
@@ -188,7 +179,7 @@ describe('memory rules and their workers', function () {
     assert.equal((await double.requests('handler')).length, 2)
   })
 
-  it('a handler that fails is asked again later, twice, and the failure is recorded then', async () => {
+  it('a handler that fails is called again later, twice, and the failure is recorded then', async () => {
     target.answer = json({ error: 'down' }, 500)
     const tool = await made(app.key, { execute: { url: target.url } })
     const { id } = await ruled({ tool_id: tool.id })
@@ -272,7 +263,7 @@ describe('memory rules and their workers', function () {
     assert.equal((await app.key.get(`/generations/${generation}`)).body.extraction, null)
   })
 
-  it('a firing whose turn is erased while its handler is asked keeps nothing', async () => {
+  it('a firing whose turn is erased during the call of its handler stores nothing', async () => {
     await double.put(lane, {
       rules: [{ when: { system: 'JSON array' }, reply: { text: FACTS, gate: 'asked' } }, { reply: { text: 'hi' } }],
     })
@@ -282,7 +273,7 @@ describe('memory rules and their workers', function () {
     await eventually(async () => ((await double.gate('asked'))?.waiting ?? 0) > 0, { what: 'the handler' })
     assert.equal((await app.key.delete(`/generations/${generation}/content`)).status, 200)
     await double.read('POST', '/control/gates/asked/open')
-    // By the end of a later firing the answer has been looked at.
+    // By the end of a later firing the answer has been processed.
     const later = await ruled()
     const next = await start()
     for (const rule of [id, later.id]) assert.deepEqual(await extraction(next, rule), all)
@@ -297,14 +288,14 @@ describe('memory rules and their workers', function () {
     assert.equal((await app.key.get(`/generations/${generation}`)).body.extraction, null)
   })
 
-  it('what waits in a paused project goes on when it is resumed', async () => {
+  it('firings of a paused project continue when it is resumed', async () => {
     const { id } = await ruled()
     const first = await worker({ FAULT_POINTS: 'after_settle=kill' })
     const generation = await start()
     await first.exited
     assert.equal((await app.admin.post(`/projects/${app.projectId}/pause`, { reason: 'x' })).status, 200)
     await steadyWorker()
-    await eventually(async () => (await waitingMessages()) === 0, { what: 'the message being looked at' })
+    await eventually(async () => (await waitingMessages()) === 0, { what: 'the read of the message' })
     assert.equal(await extractions(), 0)
     await app.admin.post(`/projects/${app.projectId}/resume`)
     assert.deepEqual(await extraction(generation, id), all)

@@ -4,10 +4,12 @@ import { firingRetention } from '#execution/memory-rules/retention.ts'
 import { usageSettled } from '../control/usage-support.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { eventsOf } from './decider-support.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { startAgentApp } from './fixtures.ts'
 import { accepted, shared } from './share-support.ts'
-import { json, made, refused, refusedAt, startTarget, type Target } from './tool-target.ts'
+import { json, made, refused, refusedAt, startTarget } from './tool-target.ts'
 
 const ACTIONS = [
   ...[
@@ -27,29 +29,16 @@ const FACTS = '["Ada likes tea", {"content": "Ada lives in Turin"}, 7, ""]'
 
 describe('memory rules', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let target: Target
-  let double: ReturnType<typeof client>
+  const target = forSuite(startTarget)
+  const app = forSuite(() => startAgentApp({ actions: ACTIONS, workers: ['generation', 'delivery'] }))
+  const double = forSuite(() => client(app.double))
   let lanes = 0
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({ actions: ACTIONS, workers: ['generation', 'delivery'] })
-    double = client(app.double)
-  })
   beforeEach(() => {
     target.requests.length = 0
   })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-  })
 
-  const store = async (): Promise<string> => {
-    const reply = await app.key.post('/memory-stores', { name: `store ${++lanes}` })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body.id
-  }
+  const store = async (): Promise<string> =>
+    (await createdBy(app.key, '/memory-stores', { name: `store ${++lanes}` })).id
   const agentWith = async (rules: object[], fields: object = {}): Promise<string> => {
     const lane = `rules-${++lanes}`
     await double.put(lane, { rules: rules as never })
@@ -58,16 +47,10 @@ describe('memory rules', function () {
   /** An agent that says hello, and as what extracts facts says those. */
   const talker = (facts = FACTS, fields: object = {}) =>
     agentWith([{ when: { system: 'JSON array' }, reply: { text: facts } }, { reply: { text: 'Hello Ada' } }], fields)
-  const rule = async (fields: object, key: Client = app.key): Promise<any> => {
-    const reply = await key.post('/memory-rules', { on: 'generations.completed', ...fields })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body
-  }
-  const turn = async (agent: string, body: object = {}): Promise<string> => {
-    const reply = await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'I am Ada', ...body })
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body.id
-  }
+  const rule = (fields: object, key: Client = app.key): Promise<any> =>
+    createdBy(key, '/memory-rules', { on: 'generations.completed', ...fields })
+  const turn = async (agent: string, body: object = {}): Promise<string> =>
+    (await createdBy(app.key, `/agents/${agent}/generate?wait=true`, { prompt: 'I am Ada', ...body }, 200)).id
   const extraction = (generation: string, ruleId: string): Promise<any> =>
     eventually(async () => (await app.key.get(`/generations/${generation}`)).body.extraction?.[ruleId], {
       what: `what ${ruleId} makes of ${generation}`,
@@ -126,7 +109,7 @@ describe('memory rules', function () {
       )
     })
 
-    it('are at most 200 of a project, however many are made at once', async () => {
+    it('are at most 200 per project, under any number of concurrent creates', async () => {
       const { key } = await app.projectWith(ACTIONS)
       const memory_store_id = (await key.post('/memory-stores', { name: 'store' })).body.id
       const more = () => key.post('/memory-rules', { memory_store_id, on: 'generations.completed', enabled: false })
@@ -202,7 +185,7 @@ describe('memory rules', function () {
       refusedAt(await app.key.patch(`/memory-rules/${id}`, { tool_id }), 'tool_id')
     })
 
-    it('ask for the right to ask their handler', async () => {
+    it('require permission to call their handler', async () => {
       const memory_store_id = await store()
       const agent_id = await talker()
       const tool_id = (await made(app.key, { execute: { url: target.url } })).id
@@ -287,7 +270,7 @@ describe('memory rules', function () {
       await app.key.delete(`/memory-rules/${id}`)
     })
 
-    it('leave what they brought into the store when they are deleted, without their id', async () => {
+    it('leave their memories in the store when they are deleted, without their id', async () => {
       const memory_store_id = await store()
       const agent = await talker()
       const { id } = await rule({ memory_store_id, source_agent_ids: [agent] })
@@ -304,7 +287,7 @@ describe('memory rules', function () {
       assert.deepEqual(Object.keys((await app.key.get(`/generations/${generation}`)).body.extraction), [id])
     })
 
-    it('are metered as extraction, for the agent and the turn, and refused at a quota before the model is asked', async () => {
+    it('are metered as extraction, for the agent and the turn, and refused at a quota before the model is called', async () => {
       const memory_store_id = await store()
       const agent = await talker()
       const { id } = await rule({ memory_store_id, source_agent_ids: [agent] })
@@ -322,7 +305,7 @@ describe('memory rules', function () {
       )
       assert.ok(event.components.some(({ component, quantity }: any) => component === 'input_tokens' && quantity > 0))
 
-      // The next turn may start, and uses what was left.
+      // The next turn may start, and uses the remaining quota.
       const [{ tokens }] = (await app.services.pool.any(
         rawQuery('select sum(tokens)::int as tokens from usage_events where agent_id = $1', [agent]),
       )) as { tokens: number }[]
@@ -382,7 +365,7 @@ describe('memory rules', function () {
       await grantee.key.delete(`/memory-rules/${id}`)
     })
 
-    it('look at turns of every transport, once each, and at none that failed or pauses', async () => {
+    it('process turns of every transport, once each, and no failed or pausing turn', async () => {
       const memory_store_id = await store()
       const agent = await agentWith(
         [
@@ -455,7 +438,7 @@ describe('memory rules', function () {
       for (const id of ids) await app.key.delete(`/memory-rules/${id}`)
     })
 
-    it('fail for an answer without a list of facts, such as one that was cut, also of an agent', async () => {
+    it('fail for an answer without a list of facts, such as a truncated one, also of an agent', async () => {
       const memory_store_id = await store()
       for (const text of ['no json', '["A", "B']) {
         const agent = await talker(text)
@@ -473,7 +456,7 @@ describe('memory rules', function () {
       }
     })
 
-    it('ask the model that the rule names, else that of the agent, and in the words of the rule', async () => {
+    it('call the model of the rule, else the model of the agent, with the prompt of the rule', async () => {
       const memory_store_id = await store()
       await double.put('named', { rules: [{ reply: { text: '["Named"]' } }] })
       const agent = await talker('["Of the agent"]')
@@ -501,7 +484,7 @@ describe('memory rules', function () {
   })
 
   describe('with an agent', () => {
-    it('write what it answers, with its tags, and its turns fire no rule', async () => {
+    it('write the answer of the agent, with its tags, and its turns fire no rule', async () => {
       const memory_store_id = await store()
       const said =
         'Here: {"note": 1} {"facts": [{"content": "Ada is tall", "tags": {"kind": "body", "n": 3}}, "Plain"]}'
@@ -521,14 +504,14 @@ describe('memory rules', function () {
         ]),
         [['memory_rule', generation, null]],
       )
-      // Asked by a person, too.
+      // Requested by a person, too.
       const direct = await turn(handler)
       await turn(agent).then(next => extraction(next, id))
       assert.equal((await app.key.get(`/generations/${direct}`)).body.extraction, null)
       await app.key.delete(`/memory-rules/${id}`)
     })
 
-    it('ask in the chain of the turn, and nobody where that has no room', async () => {
+    it('call in the chain of the turn, and skip the call where the chain is full', async () => {
       const memory_store_id = await store()
       const handler = await agentWith([{ reply: { text: '{"facts":["One"]}' } }])
       const agent = await talker()
@@ -597,7 +580,7 @@ describe('memory rules', function () {
   })
 
   describe('with a tool', () => {
-    it('write what it answers to what happened, whatever its presets say', async () => {
+    it('write the answer of the tool in place of extracted facts, whatever its presets say', async () => {
       const memory_store_id = await store()
       target.answer = json({ facts: [{ content: 'By tool', tags: { a: 'b' } }], more: 1 })
       const tool = await made(app.key, { execute: { url: target.url } })
@@ -646,7 +629,7 @@ describe('memory rules', function () {
       await app.key.delete(`/memory-rules/${id}`)
     })
 
-    it('run as whoever wrote them: with their rights at that time, and no longer', async () => {
+    it('run with the permissions of their author, as these were then, and only while they last', async () => {
       const memory_store_id = await store()
       const tool = await made(app.key, { execute: { url: target.url } })
       const resource = [`srn:${app.projectId}:*:*`]
@@ -673,7 +656,7 @@ describe('memory rules', function () {
   })
 
   describe('leave out', () => {
-    it('turns of other agents, those whose content is not kept, and those of before', async () => {
+    it('turns of other agents, turns without stored content, and earlier turns', async () => {
       const memory_store_id = await store()
       const [agent, other] = [await talker(), await talker()]
       const silent = await talker(FACTS, { trace_content_mode: 'none' })
@@ -693,7 +676,7 @@ describe('memory rules', function () {
       for (const each of [id, next.id]) await app.key.delete(`/memory-rules/${each}`)
     })
 
-    it('a fact that cannot be written, and go on with the others', async () => {
+    it('a fact that cannot be written, and continue with the others', async () => {
       const memory_store_id = await store()
       const agent = await talker(JSON.stringify(['Short', 'x'.repeat(9000), 'Also short']))
       const { id } = await rule({ memory_store_id, source_agent_ids: [agent] })
@@ -702,7 +685,7 @@ describe('memory rules', function () {
     })
   })
 
-  it('of one turn each record what they did, whatever the others do', async () => {
+  it('of one turn each record their writes, whatever the others do', async () => {
     const agent = await talker()
     const stores = await Promise.all(Array.from({ length: 6 }, store))
     const shared = stores[0]
@@ -719,12 +702,12 @@ describe('memory rules', function () {
     for (const { id } of rules) await app.key.delete(`/memory-rules/${id}`)
   })
 
-  it('forget after 30 days which turns they have looked at', async () => {
+  it('forget after 30 days which turns they have processed', async () => {
     const memory_store_id = await store()
     const agent = await talker()
     const { id } = await rule({ memory_store_id, source_agent_ids: [agent] })
     const older = await turn(agent)
-    // What the other turn says is the same: the first to be looked at makes the memories.
+    // What the other turn says is the same: the first turn makes the memories.
     await extraction(older, id)
     const newer = await turn(agent)
     await extraction(newer, id)

@@ -5,8 +5,9 @@ import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { type Scrape, scrape } from '../support/metrics.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-import { type Receiver, startReceiver } from '../support/receiver.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { openStream, readStream } from './streams.ts'
 
 const ACTIONS = [
@@ -25,21 +26,19 @@ describe('metrics of work', function () {
   this.timeout(60_000)
 
   describe('of turns', () => {
-    let app: AgentApp
+    const app = forSuite(() => startAgentApp({ workers: [], actions: ACTIONS }))
     let process: TestProcess
     let double: ReturnType<typeof client>
     before(async () => {
-      app = await startAgentApp({ workers: [], actions: ACTIONS })
       process = await startProcess('worker', app.databaseUrl, { PROVIDER_MAX_RETRIES: '0' }, ['generation'])
       double = client(app.double)
     })
     after(async () => {
       await process?.kill()
-      await app?.close()
     })
 
     const worker = () => scrape(process.url)
-    /** Waits until the worker shows a number: it counts behind the commit that answers the caller. */
+    /** Waits until the worker shows a number: it counts after the commit that answers the caller. */
     const shows = (name: string, labels: Record<string, string>, expected: number) =>
       eventually(async () => (await worker()).value(name, labels) === expected, {
         what: `${name} ${JSON.stringify(labels)} ${expected}`,
@@ -50,7 +49,7 @@ describe('metrics of work', function () {
     const waitingAt = (gate: string) =>
       eventually(async () => ((await double.gate(gate))?.waiting ?? 0) > 0, { what: `waiting at ${gate}` })
 
-    it('count tokens by kind, and what they cost', async () => {
+    it('count tokens by kind, and their cost', async () => {
       const price = { model: 'paid/m', unit: 'token', effective_from: '2020-01-01T00:00:00.000Z' }
       const priced = await app.admin.put(`/ai-providers/${app.providerId}/prices`, {
         prices: [
@@ -88,7 +87,7 @@ describe('metrics of work', function () {
       assert.ok(first > 0 && first <= (shown.value('muster_model_call_duration_seconds_sum', labels) as number))
     })
 
-    it('count attempts by outcome; what never answered has no label of its own', async () => {
+    it('count attempts by outcome; an attempt without an answer has no separate label', async () => {
       await double.put('broken', { rules: [{ reply: { error: { status: 500 } } }] })
       assert.equal((await generate('broken/m')).error.code, 'AI_PROVIDER_ERROR')
       const other = { provider: 'custom', model: 'other' }
@@ -126,7 +125,7 @@ describe('metrics of work', function () {
       )
       const shown = await worker()
       const answered = shown.text.matchAll(/^muster_model_calls_total\{.*model="([^"]+)",outcome="answered"\}/gm)
-      // Ten of the project, and what goes by none.
+      // Ten of the project, and work of no project.
       assert.equal([...answered].length, 11)
     })
 
@@ -147,24 +146,20 @@ describe('metrics of work', function () {
   })
 
   describe('of work that waits', () => {
-    let app: AgentApp
-    let receiver: Receiver
+    const app = forSuite(() =>
+      startAgentApp({ workers: [], actions: ACTIONS, env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }),
+    )
+    const receiver = forSuite(startReceiver)
     const processes: TestProcess[] = []
-    before(async () => {
-      receiver = await startReceiver()
-      app = await startAgentApp({ workers: [], actions: ACTIONS, env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
-    })
     after(async () => {
       await Promise.all(processes.map(each => each.kill()))
-      await app?.close()
-      await receiver?.close()
     })
 
     const age = (shown: Scrape, concern: string) => shown.value('muster_work_oldest_seconds', { concern })
-    /** Leaves rows alone: what waits is to be seen without a message. */
+    /** Leaves rows without a message: waiting work is to be seen without a message. */
     const dropMessages = () => app.services.pool.query(rawQuery('delete from pgboss.job_common'))
 
-    it('tell by concern how long, from rows as well', async () => {
+    it('report the waiting time by concern, from rows as well', async () => {
       await dropMessages()
       const idle = await scrape(app.url)
       for (const concern of [

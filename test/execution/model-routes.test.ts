@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
-import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, type Reply, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
 
@@ -20,27 +22,22 @@ const refusedAt = (reply: Reply, path: string): Json => {
 const UNKNOWN_ROUTE = 'route_00000000000000000000000000'
 
 describe('model routes', () => {
-  let app: TestApp
-  let project: { id: string; key: Client }
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
   /** May do no more than configure routes. */
   let key: Client
   let ai_provider_id: string
   let counter = 0
 
   before(async () => {
-    app = await startApp()
-    project = await app.project()
     ai_provider_id = await newProvider(project.key)
     const statement = [{ effect: 'Allow', action: ['model-routes:*'], resource: [`srn:${project.id}:model_route:*`] }]
     key = await app.user(undefined, [{ statement }])
   })
-  after(() => app?.close())
 
   const newProvider = async (as: Client): Promise<string> => {
     const fields = { name: 'p', provider: 'custom', default_model: 'm', base_url: 'https://models.example.com/v1' }
-    const { status, body } = await as.post('/ai-providers', fields)
-    assert.equal(status, 201)
-    return body.id
+    return (await createdBy(as, '/ai-providers', fields)).id
   }
   const create = (fields: Json = {}, as = key): Promise<Reply> =>
     as.post('/model-routes', {
@@ -162,7 +159,7 @@ describe('model routes', () => {
     refusedAt(await create({ name: undefined }), 'name')
   })
 
-  it('have a name of their own in the project', async () => {
+  it('have a unique name in the project', async () => {
     const [first, second] = [await made({ name: 'taken' }), await made()]
     refused(await create({ name: 'taken' }), 409, 'NAME_CONFLICT')
     refused(await key.patch(`/model-routes/${second.id}`, { name: 'taken' }), 409, 'NAME_CONFLICT')
@@ -251,7 +248,7 @@ describe('model routes', () => {
     assert.equal((await owner.delete(`/model-routes/${route}`)).status, 204)
   })
 
-  it('go with their project', async () => {
+  it('are deleted with their project', async () => {
     const { id, key: owner, route } = await other()
     await setDefault(id, route)
     await owner.post('/agents', { model_route_id: route })
@@ -263,7 +260,7 @@ describe('model routes', () => {
   })
 
   describe('of agents', () => {
-    it('stand in place of a provider', async () => {
+    it('replace a provider', async () => {
       const { key: owner, provider, route } = await other()
       const routed = await owner.post('/agents', { model_route_id: route })
       assert.deepEqual([routed.status, routed.body.ai_provider_id, routed.body.model_route_id], [201, null, route])
@@ -326,7 +323,7 @@ describe('model routes', () => {
       assert.equal((await setDefault(id, null)).status, 200)
     })
 
-    it('are routes of the project, set by whoever may change it', async () => {
+    it('are routes of the project, set by callers who may change it', async () => {
       const { id, route } = await other()
       const { route: foreign } = await other()
       const action = ['projects:UpdateProject', 'projects:GetProject']
@@ -342,11 +339,8 @@ describe('model routes', () => {
   })
 
   describe('copied by a project clone', () => {
-    const clone = async (id: string, include: string[]) => {
-      const { status, body } = await app.admin.post(`/projects/${id}/clone`, { name: 'copy', include })
-      assert.equal(status, 201, JSON.stringify(body))
-      return body
-    }
+    const clone = (id: string, include: string[]) =>
+      createdBy(app.admin, `/projects/${id}/clone`, { name: 'copy', include })
 
     it('bring their providers along, and stay the default', async () => {
       const { id, provider, route } = await other()

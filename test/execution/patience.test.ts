@@ -4,8 +4,10 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { retryAfter } from '#execution/providers/retry-after.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { createdBy } from '../support/replies.ts'
 import { begin, finish, refuse, startScriptedVendor, whole } from '../support/scripted-vendor.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 
 const ACTIONS = [
   'agents:CreateAgentGeneration',
@@ -20,15 +22,18 @@ const BUSY = { message: 'Overloaded', type: 'overloaded_error' }
 
 describe('patience with a vendor', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let vendor: Awaited<ReturnType<typeof startScriptedVendor>>
+  const vendor = forSuite(startScriptedVendor)
+  const app = forSuite(() =>
+    startAgentApp({
+      actions: ACTIONS,
+      env: { ...LIMITS, SYNC_WAIT_SECONDS: '10', OLLAMA_BASE_URL: vendor.url.slice(0, -3) },
+    }),
+  )
   let agent: string
 
   const provider = async (fields: object = {}) => {
     const base = { project_id: app.projectId, name: 'scripted', provider: 'custom', default_model: 'm' }
-    const made = await app.admin.post('/ai-providers', { ...base, base_url: vendor.url, ...fields })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body.id as string
+    return (await createdBy(app.admin, '/ai-providers', { ...base, base_url: vendor.url, ...fields })).id as string
   }
   const agentOf = async () => app.agent({ ai_provider_id: await provider(), model: 'm' })
   const run = (body: object = {}, id = agent) =>
@@ -45,20 +50,11 @@ describe('patience with a vendor', function () {
     (await app.key.get(`/usage/events?generation_id=${generation}`)).body.data as any[]
 
   before(async () => {
-    vendor = await startScriptedVendor()
-    app = await startAgentApp({
-      actions: ACTIONS,
-      env: { ...LIMITS, SYNC_WAIT_SECONDS: '10', OLLAMA_BASE_URL: vendor.url.slice(0, -3) },
-    })
     agent = await agentOf()
-  })
-  after(async () => {
-    vendor?.close()
-    await app?.close()
   })
 
   describe('within one call', () => {
-    it('asks for a stream with its usage, and waits as long as any bytes arrive', async () => {
+    it('requests a stream with its usage, and waits as long as any bytes arrive', async () => {
       vendor.script(async ({ response }) => {
         // Before the first byte for longer than the idle limit.
         await sleep(1500)
@@ -244,9 +240,7 @@ describe('patience with a vendor', function () {
       const session = (await app.key.post('/sessions', { agent_id: agent })).body
       const say = async (message: string): Promise<string> => {
         await app.key.post(`/sessions/${session.id}/messages`, { message })
-        const { status, body } = await app.key.post(`/sessions/${session.id}/generate`, {})
-        assert.equal(status, 202, JSON.stringify(body))
-        return body.generation_id
+        return (await createdBy(app.key, `/sessions/${session.id}/generate`, {}, 202)).generation_id
       }
       vendor.script(({ response, body }) =>
         JSON.stringify(body.messages).includes('second')
@@ -255,7 +249,7 @@ describe('patience with a vendor', function () {
       )
       const id = await say('first')
       await eventually(() => vendor.calls.length === 1)
-      // Handed back, so that the cancellation needs no worker.
+      // Requeued, so that the cancellation needs no worker.
       const cancelled = await eventually(async () => {
         await app.key.post(`/generations/${id}/cancel`, {})
         const found = await turn(id)
@@ -274,7 +268,7 @@ describe('patience with a vendor', function () {
     assert.ok(Date.now() - began < 8000)
   })
 
-  it('of a mount is that of its client', async () => {
+  it('of a mount follows its client', async () => {
     vendor.script(({ response }) => refuse(response, 429, BUSY, { 'retry-after': '7' }))
     const reply = await fetch(`${app.url}/openai/v1/chat/completions`, {
       method: 'POST',

@@ -1,23 +1,22 @@
 import assert from 'node:assert/strict'
-import { type Double, startDouble } from '#local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { type HostedProcess, runWorker } from '../support/hosts.ts'
+import { forSuite } from '../support/suite.ts'
 import { openStream, readStream } from './streams.ts'
 
 /** Turns are decided again where they run: in a worker, which serves no requests. */
 describe('turns of callers with policies, run by a worker process', () => {
-  let app: TestApp
+  const double = forSuite(() => startDouble({}))
+  const app = forSuite(startApp)
   let worker: HostedProcess
-  let double: Double
   let project: Awaited<ReturnType<TestApp['project']>>
   let caller: Client
   let agentId: string
   let retriedId: string
 
   before(async () => {
-    double = await startDouble({})
-    app = await startApp()
     worker = await runWorker(app.databaseUrl, {}, ['generation'])
     project = await app.project()
     const provider = await project.key.post('/ai-providers', {
@@ -36,8 +35,6 @@ describe('turns of callers with policies, run by a worker process', () => {
   })
   after(async () => {
     await worker.stop()
-    await app.close()
-    await double.close()
   })
 
   const status = async (id: string) => (await caller.get(`/generations/${id}`)).body.status

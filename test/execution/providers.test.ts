@@ -1,20 +1,13 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, type Reply, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('AI providers', () => {
-  let app: TestApp
-  let project: { id: string; key: Client }
-  let key: Client
-
-  before(async () => {
-    app = await startApp()
-    project = await app.project()
-    key = project.key
-  })
-
-  after(() => app?.close())
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
+  const key = forSuite(() => project.key)
 
   const create = (fields: Record<string, unknown> = {}, as = key): Promise<Reply> =>
     as.post('/ai-providers', {
@@ -217,7 +210,7 @@ describe('AI providers', () => {
       assert.equal((await user.patch(`/ai-providers/${id}`, parted)).status, 200)
     })
 
-    it('is asked for before a secret is looked up, and noted in the audit entry', async () => {
+    it('is required before a secret is read, and noted in the audit entry', async () => {
       const [id, nobodys] = [await secret(), 'sec_00000000000000000000000000']
       const user = await writer(id)
       refused(await createAs(user, { secret_id: nobodys }))
@@ -366,7 +359,7 @@ describe('AI providers', () => {
     assert.equal((await key.get(`/ai-providers/${id}`)).status, 404)
   })
 
-  it('go with their secret when that is deleted by force, unless an agent names them', async () => {
+  it('are deleted with their secret when it is deleted by force, unless an agent names them', async () => {
     const secret_id = await secret()
     const { id } = await made({ secret_id })
     const agent = (await key.post('/agents', { ai_provider_id: id })).body
@@ -405,7 +398,7 @@ describe('AI providers', () => {
     assert.equal(dangling.length, 0)
   })
 
-  it('go with their project', async () => {
+  it('are deleted with their project', async () => {
     const doomed = await app.project()
     const { body } = await create({ secret_id: await secret('v', doomed.key) }, doomed.key)
     await doomed.key.post('/agents', { ai_provider_id: body.id })

@@ -8,6 +8,8 @@ import { rawQuery } from '#core/db/sql.ts'
 import { purgeGeneration, replayWhileContentKept } from '#execution/generations/erase/purge.ts'
 import { eventually } from '../support/app.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
+import { postedBy } from '../support/replies.ts'
+import { scriptOf } from '../support/scripts.ts'
 import { placesOf } from '../support/search-everywhere.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { openEvents } from './streams.ts'
@@ -15,8 +17,6 @@ import { json, startTarget, type Target } from './tool-target.ts'
 
 /** In everything that a caller, a model or a tool says. */
 const MARK = 'nightjar'
-
-const script = (...replies: object[]) => `@double ${JSON.stringify(replies)}`
 const call = (name: string) => ({ tool_calls: [{ name, args: { said: MARK } }] })
 
 describe('a purge', function () {
@@ -27,11 +27,7 @@ describe('a purge', function () {
   let directory: string
   let agent: string
 
-  const admin = async (path: string, body: object) => {
-    const made = await app.admin.post(path, { project_id: app.projectId, ...body })
-    assert.ok(made.status < 300, JSON.stringify(made.body))
-    return made.body
-  }
+  const admin = (path: string, body: object) => postedBy(app.admin, path, { project_id: app.projectId, ...body })
   const places = () => placesOf(app, MARK, directory)
   const nowhere = async () => {
     let found: string[] = []
@@ -61,7 +57,7 @@ describe('a purge', function () {
     directory = await mkdtemp(path.join(tmpdir(), 'muster-purge-'))
     target = await startTarget()
     target.answer = json({ found: MARK })
-    // A receiver that repeats what it got.
+    // A receiver that repeats the request.
     receiver = await startReceiver((request, response) => response.end(request.body.slice(0, 4000)))
   })
   after(async () => {
@@ -100,7 +96,7 @@ describe('a purge', function () {
 
   it('of a trace leaves no content of its turns anywhere', async () => {
     const said = {
-      prompt: script(call('lookup'), call('held'), { text: `I found ${MARK}` }),
+      prompt: scriptOf(call('lookup'), call('held'), { text: `I found ${MARK}` }),
       metadata: { note: MARK },
       guardrail_context: { note: MARK },
       tool_context: { 'x-note': 'x' },
@@ -110,16 +106,19 @@ describe('a purge', function () {
     assert.equal(waited.status, 200, JSON.stringify(waited.body))
     const { id, trace_id } = waited.body
     const stream = await openEvents(app, `/agents/${agent}/generate`, {
-      prompt: script({ text: MARK }),
+      prompt: scriptOf({ text: MARK }),
       stream: true,
       trace_id,
     })
     for await (const message of stream.messages) if (message.event === 'completed') break
     stream.close()
-    const paused = await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: script(call('pick')), trace_id })
+    const paused = await app.key.post(`/agents/${agent}/generate?wait=true`, {
+      prompt: scriptOf(call('pick')),
+      trace_id,
+    })
     assert.equal(paused.body.status, 'requires_action')
     const failed = await app.key.post(`/agents/${agent}/generate`, {
-      prompt: script({ error: { status: 400, message: `bad ${MARK}` } }),
+      prompt: scriptOf({ error: { status: 400, message: `bad ${MARK}` } }),
       trace_id,
     })
     assert.equal((await ended(failed.body.generation_id)).status, 'failed')
@@ -172,7 +171,7 @@ describe('a purge', function () {
   })
 
   it('that comes before the answer of a turn is kept for repeats leaves none', async () => {
-    const { body } = await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: script({ text: MARK }) })
+    const { body } = await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: scriptOf({ text: MARK }) })
     const { services } = app
     const claim = { credential_id: 'key_x', project_id: app.projectId, path: '/x', key: 'k', request: 'r', claim: 'c' }
     assert.deepEqual(await claimIdempotencyKey(services.pool, services, claim), { kept: null, made: null })
@@ -213,10 +212,10 @@ describe('a purge', function () {
     const theirs = await admin('/sessions', { agent_id: agent, actor_id: other, auto_generate: true })
     const send = (id: string, message: string, headers = {}) =>
       app.key.post(`/sessions/${id}/messages?wait=true`, { message }, headers)
-    const said = script(call('lookup'), call('held'), { text: `I found ${MARK}` })
+    const said = scriptOf(call('lookup'), call('held'), { text: `I found ${MARK}` })
     const first = await send(session.id, said, { 'idempotency-key': 'once' })
     assert.equal(first.status, 201, JSON.stringify(first.body))
-    const paused = await send(session.id, script(call('pick')))
+    const paused = await send(session.id, scriptOf(call('pick')))
     assert.equal(paused.body.reply.status, 'requires_action', JSON.stringify(paused.body))
     const group = await admin('/conversations', { name: 'group' })
     await app.key.post(`/conversations/${group.id}/messages`, {
@@ -226,7 +225,7 @@ describe('a purge', function () {
       metadata: { mood: MARK },
     })
     await app.key.post(`/conversations/${group.id}/messages`, { role: 'user', actor_id: other, message: 'hello' })
-    assert.equal((await send(theirs.id, script({ text: 'fine' }))).status, 201)
+    assert.equal((await send(theirs.id, scriptOf({ text: 'fine' }))).status, 201)
     const asked = await app.key.post(`/conversations/${group.id}/generate?wait=true`, { agent_id: agent })
     assert.equal(asked.status, 200, JSON.stringify(asked.body))
     await settled()

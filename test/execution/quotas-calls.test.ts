@@ -1,20 +1,17 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
 import type { Reply } from '../support/app.ts'
-import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
+import { startEmbeddingServer } from '../support/embedding-server.ts'
+import { forSuite } from '../support/suite.ts'
 import { insertUsage, tokenUse } from '../support/usage.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
-import { call, json, made, startTarget, type Target } from './tool-target.ts'
+import { startAgentApp } from './fixtures.ts'
+import { call, json, made, startTarget } from './tool-target.ts'
 
 describe('quotas of tokens and money that are spent', () => {
-  let app: AgentApp
-  let embeddings: EmbeddingServer
-  let target: Target
-  let quotas: string[] = []
-  before(async () => {
-    embeddings = await startEmbeddingServer(32)
-    target = await startTarget()
-    app = await startAgentApp({
+  const embeddings = forSuite(() => startEmbeddingServer(32))
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
       workers: ['generation', 'ingestion'],
       env: {
         EGRESS_ALLOW_HOSTS: '127.0.0.1',
@@ -24,8 +21,9 @@ describe('quotas of tokens and money that are spent', () => {
         EMBEDDING_BASE_URL: `${embeddings.url}/v1`,
         EMBEDDING_API_KEY: 'sk-test',
       },
-    })
-  })
+    }),
+  )
+  let quotas: string[] = []
   afterEach(async () => {
     for (const id of quotas) await app.admin.delete(`/quotas/${id}`)
     quotas = []
@@ -33,11 +31,6 @@ describe('quotas of tokens and money that are spent', () => {
       await app.services.pool.query(
         sql.unsafe`delete from ${sql.identifier([table])} where project_id = ${app.projectId}`,
       )
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-    await embeddings?.close()
   })
 
   const quota = async (fields: object) => {
@@ -84,7 +77,7 @@ describe('quotas of tokens and money that are spent', () => {
       [1, 2, 3].map(n => tokenUse({ cost: null, generation_id: `gen_${n}` })),
     )
     await refused(check(), 'QUOTA_UNENFORCEABLE')
-    // Embeddings have a price of their own.
+    // Embeddings have a separate price.
     await passes(embed('a text'))
   })
 
@@ -117,7 +110,7 @@ describe('quotas of tokens and money that are spent', () => {
       assert.equal(embeddings.calls.length, calls)
       assert.equal(await total('/documents?limit=1'), before)
       assert.equal((await app.key.get(`/documents/${known.id}`)).body.version, 1)
-      // What calls no provider goes on.
+      // Work without a provider continues.
       await passes(search('asked before'))
       await passes(app.key.patch(`/documents/${known.id}`, { title: 'A title' }))
       await passes(fact('Ada likes tea'))

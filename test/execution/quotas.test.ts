@@ -1,23 +1,21 @@
 import assert from 'node:assert/strict'
-import { after, afterEach, before, describe, it } from 'mocha'
+import { after, afterEach, describe, it } from 'mocha'
 import { listActorsByUsage } from '#control/usage/sums.ts'
 import { sql } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { insertUsage, tokenUse } from '../support/usage.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { startAgentApp } from './fixtures.ts'
 
 const DAY = new Date().toISOString().slice(0, 10)
 
 describe('quotas of tokens and money', function () {
   this.timeout(120_000)
-  let app: AgentApp
+  const app = forSuite(startAgentApp)
   let quotas: string[] = []
-  before(async () => {
-    app = await startAgentApp()
-  })
-  after(() => app.close())
-  /** No turn is under way any more. */
+  /** No turn is active. */
   const settled = () =>
     eventually(async () => {
       const open = await app.services.pool.oneFirst(sql.unsafe`select count(*) from generation_work`)
@@ -59,15 +57,12 @@ describe('quotas of tokens and money', function () {
     (await storedEvents(app.services.pool, { project: app.projectId, name }))
       .map(({ envelope }) => envelope.data)
       .filter(({ quota_id, id }: any) => quota_id === quotaId || id === quotaId)
-  const session = async (actorId: string | null, fields: object = {}) => {
-    const made = await app.key.post('/sessions', {
+  const session = (actorId: string | null, fields: object = {}) =>
+    createdBy(app.key, '/sessions', {
       agent_id: app.agentId,
       ...(actorId === null ? {} : { actor_id: actorId }),
       ...fields,
     })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body
-  }
   const actor = async () => (await app.key.post('/actors', { name: `caller ${Math.random()}` })).body.id as string
   const reply = async (sessionId: string) => {
     await app.key.post(`/sessions/${sessionId}/messages`, { message: 'hello' })
@@ -157,7 +152,7 @@ describe('quotas of tokens and money', function () {
     assert.equal((await ask(other)).body.error.meta.quota_id, every.id)
   })
 
-  it('give each end user a budget of its own, and fire once for all of them', async () => {
+  it('give each end user a separate budget, and fire once for all of them', async () => {
     const { id } = await quota({ scope: 'actor', limit: 100 })
     const [one, two, three] = [await actor(), await actor(), await actor()]
     await used(100, { actor_id: one })
@@ -171,7 +166,7 @@ describe('quotas of tokens and money', function () {
     assert.equal((await reply((await session(three)).id)).status, 429)
     const { observed_value, remaining, actors } = await measured(id)
     assert.deepEqual([observed_value, remaining], [150, 0])
-    // The second has had a turn by now.
+    // The second has had a turn already.
     assert.deepEqual(
       actors.map(({ actor_id }: any) => actor_id),
       [three, one, two],
@@ -220,7 +215,7 @@ describe('quotas of tokens and money', function () {
     assert.equal((await measured(id)).actors, null)
   })
 
-  it('fire once per window under concurrent breaches, warn before, and audit what they only watch', async () => {
+  it('fire once per window under concurrent breaches, warn before, and audit breaches that they only monitor', async () => {
     const watched = await quota({ limit: 100, mode: 'monitor', warn_at: [0.5, 0.8] })
     await used(60)
     assert.equal(await code(ask()), 200)
@@ -243,7 +238,7 @@ describe('quotas of tokens and money', function () {
   describe('of money without prices', () => {
     const unpriced = () => used(10, { model: 'm-x' })
 
-    it('refuse once three calls have no price, with what has none, unless they are told otherwise', async () => {
+    it('refuse calls once three have no price, with the unpriced model, unless configured otherwise', async () => {
       const made = await quota({ metric: 'cost_usd', limit: 5 })
       for (let n = 0; n < 2; n++) await unpriced()
       assert.equal(await code(ask()), 200)
@@ -323,7 +318,7 @@ describe('quotas of tokens and money', function () {
     assert.equal(failed.usage, null)
     const of = await app.key.get(`/usage/events?generation_id=${failed.id}`)
     assert.equal(of.body.total, 0)
-    // A message is kept even when its turn is refused; a turn that is asked for is refused at once.
+    // A message is kept even when its turn is refused; a turn that is requested is refused immediately.
     const kept = await app.key.post(`/sessions/${sessionId}/messages`, { message: 'again' })
     assert.equal(kept.status, 201)
     assert.equal((await app.key.post(`/sessions/${sessionId}/generate`, {})).status, 429)
@@ -436,12 +431,12 @@ describe('quotas of tokens and money', function () {
       const { observed_value } = await measured(made.id)
       assert.ok(observed_value <= made.limit, `${observed_value} of ${made.limit}`)
       assert.ok(outcomes.includes(200) && outcomes.includes('QUOTA_EXCEEDED'))
-      // What was refused for the turns under way may start once they are done.
+      // A turn refused because of active ones may start once they are done.
       while ((await code(ask())) === 200);
       assert.equal((await measured(made.id)).observed_value, size * 20)
     })
 
-    it('let the first turns, of which nobody knows what they use, start one by one', async () => {
+    it('start the first turns, whose usage is unpredictable, one by one', async () => {
       const made = await quota({ limit: 1_000_000, reserve: true })
       const outcomes = await burst(20)
       await settled()
@@ -449,7 +444,7 @@ describe('quotas of tokens and money', function () {
       assert.ok((await measured(made.id)).observed_value <= made.limit)
     })
 
-    it('run past it without by no more than what was in flight', async () => {
+    it('exceed it without reservations by no more than the calls in flight', async () => {
       const size = await each()
       const made = await quota({ limit: size * 20 })
       const outcomes = await burst(100)

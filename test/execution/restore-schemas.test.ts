@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { schemaChecks } from '#core/json-schema/checks.ts'
-import { client, startApp, type TestApp } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { client, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 
 /** A schema whose compilation takes a while. */
 const schemaOf = (name: string) => ({
@@ -14,16 +15,8 @@ const schemaOf = (name: string) => ({
 
 describe('the restore of a version whose schemas are not compiled', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let later: TestApp
-  before(async () => {
-    app = await startAgentApp({ workers: [] })
-    later = await startApp({ databaseUrl: app.databaseUrl, workers: [] })
-  })
-  after(async () => {
-    await later.close()
-    await app.close()
-  })
+  const app = forSuite(() => startAgentApp({ workers: [] }))
+  const later = forSuite(() => startApp({ databaseUrl: app.databaseUrl, workers: [] }))
 
   it('holds no transaction while they wait for a thread', async () => {
     const states = [

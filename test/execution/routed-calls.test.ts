@@ -5,6 +5,7 @@ import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { createdBy } from '../support/replies.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { openStream, readStream } from './streams.ts'
 
@@ -18,7 +19,7 @@ const DOWN: Rules = [{ reply: { error: { status: 500, message: 'down' } } }]
 const answers = (text: string): Rules => [{ reply: { text } }]
 const CALLS_A_TOOL = { tool_calls: [{ name: 'nothing', args: {} }] }
 
-/** What these tests share: routes over lanes of the model double, each behind a provider of its own. */
+/** Shared setup: routes over lanes of the model double, each with a separate provider. */
 function setUp(options: Parameters<typeof startAgentApp>[0] = {}) {
   let app: AgentApp
   let double: ReturnType<typeof client>
@@ -30,18 +31,17 @@ function setUp(options: Parameters<typeof startAgentApp>[0] = {}) {
   }
   const close = () => app?.close()
 
-  const newProvider = async (fields: Json = {}): Promise<string> => {
-    const { status, body } = await app.admin.post('/ai-providers', {
-      project_id: app.projectId,
-      name: 'double',
-      provider: 'custom',
-      default_model: 'm',
-      base_url: `${app.double.url}/v1`,
-      ...fields,
-    })
-    assert.equal(status, 201, JSON.stringify(body))
-    return body.id
-  }
+  const newProvider = async (fields: Json = {}): Promise<string> =>
+    (
+      await createdBy(app.admin, '/ai-providers', {
+        project_id: app.projectId,
+        name: 'double',
+        provider: 'custom',
+        default_model: 'm',
+        base_url: `${app.double.url}/v1`,
+        ...fields,
+      })
+    ).id
 
   /** A target whose model answers by the rules. */
   const target = async (rules: Rules, fields: Json = {}) => {
@@ -51,21 +51,20 @@ function setUp(options: Parameters<typeof startAgentApp>[0] = {}) {
   }
   type Target = { lane?: string; ai_provider_id: string; model: string }
 
-  const route = async (targets: Target[], fields: Json = {}): Promise<string> => {
-    const { status, body } = await app.admin.post('/model-routes', {
-      project_id: app.projectId,
-      name: `route ${++counter}`,
-      targets: targets.map(({ lane: _, ...rest }) => rest),
-      ...fields,
-    })
-    assert.equal(status, 201, JSON.stringify(body))
-    return body.id
-  }
+  const route = async (targets: Target[], fields: Json = {}): Promise<string> =>
+    (
+      await createdBy(app.admin, '/model-routes', {
+        project_id: app.projectId,
+        name: `route ${++counter}`,
+        targets: targets.map(({ lane: _, ...rest }) => rest),
+        ...fields,
+      })
+    ).id
   const routed = async (targets: Target[], fields: Json = {}): Promise<string> =>
     app.agent({ ai_provider_id: null, model_route_id: await route(targets, fields) })
 
   const ask = (agent: string) => app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'hello' })
-  /** Runs a turn and gives its record, whatever came of it. */
+  /** Runs a turn and returns its record, whatever its outcome. */
   const turn = async (agent: string): Promise<Json> => {
     const { body } = await ask(agent)
     return record(body.id ?? body.error.meta.generation_id)
@@ -148,7 +147,7 @@ describe('a routed call', function () {
         assert.equal(await requests(first), 2)
       })
 
-    it('for want of credit still leads on by default where the vendor calls it a rate limit', async () => {
+    it('for lack of credit still leads on by default where the vendor calls it a rate limit', async () => {
       const first = await target(failing(429, said('no credit', { code: 'insufficient_quota' })), { max_retries: 2 })
       const made = await turn(await routed([first, await target(answers('from the second'))]))
       assert.deepEqual([made.output?.content, classes(made)], ['from the second', ['credit', null]])
@@ -210,7 +209,7 @@ describe('a routed call', function () {
     [404, 'not_found'],
     [422, null],
   ] as const)
-    it(`fails at once on a ${status}`, async () => {
+    it(`fails immediately on a ${status}`, async () => {
       const first = await target([{ reply: { error: { status } } }], { max_retries: 2 })
       const second = await target(answers('never'))
       const route_id = await route([first, second])
@@ -283,7 +282,7 @@ describe('a routed call', function () {
     assert.deepEqual([failed.routing.target_index, failed.routing.fallbacks], [null, 1])
   })
 
-  it('waits before it asks a target again', async () => {
+  it('waits before it calls a target again', async () => {
     const first = await target(
       [{ replies: [{ error: { status: 500 } }, { error: { status: 500 } }, { text: 'up' }] }],
       {
@@ -297,7 +296,7 @@ describe('a routed call', function () {
     assert.ok(performance.now() - started >= 600)
   })
 
-  it('waits as long as the vendor says when that is short, else goes to the next target at once', async () => {
+  it('waits as long as the vendor says when it is short, else moves to the next target immediately', async () => {
     const busy = (retry_after: number): Rules => [
       { replies: [{ error: { status: 429, retry_after } }, { text: 'again' }] },
     ]
@@ -335,7 +334,7 @@ describe('a routed call', function () {
     assert.equal(generation.routing.fallbacks, 3)
   })
 
-  it('fails at once at a target that is misconfigured, and is refused when that is the first', async () => {
+  it('fails immediately at a target that is misconfigured, and is refused when it is the first', async () => {
     const broken = { ai_provider_id: await newProvider({ provider: 'openai', base_url: null }), model: 'm' }
     const after = await target(answers('never'))
     const generation = await turn(await routed([await target(DOWN), broken, after]))
@@ -446,7 +445,7 @@ describe('a routed call', function () {
     assert.deepEqual([hidden.output, classes(hidden)], [null, ['provider_error', null]])
   })
 
-  it('has no statement of its own while its targets answer: what it needs rides in those of the turn', async () => {
+  it('has no separate statement while its targets answer: its reads ride in statements of the turn', async () => {
     const counted = setUp({ inProcess: true })
     await counted.open()
     try {
@@ -468,7 +467,7 @@ describe('a routed call', function () {
     }
   })
 
-  it('takes no model of its own, which sessions may ask for', async () => {
+  it('has no separate model, which sessions may request', async () => {
     const routedAgent = await routed([await target(answers('x'))])
     const session = await its.app.admin.post('/sessions', { project_id: its.app.projectId, agent_id: routedAgent })
     assert.equal(session.status, 201, JSON.stringify(session.body))
@@ -648,7 +647,7 @@ describe('the breaker of a target', function () {
     )
   })
 
-  it('lets another call try the target when the one that did was cancelled', async () => {
+  it('lets another call try the target when the trial call was cancelled', async () => {
     const first = await target([
       { replies: [{ error: { status: 500 } }, { text: 'x', gate: 'cancelled-probe' }, { text: 'up' }] },
     ])

@@ -1,19 +1,14 @@
-import assert from 'node:assert/strict'
 import type { Client, Reply, TestApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 
 /** A share of something, made by its publisher. */
 export async function shared(publisher: Client, resource: string, fields: Record<string, unknown> = {}): Promise<any> {
   const actions = resource.includes(':tool:') ? ['tools:CallTool'] : ['agents:CreateAgentGeneration']
-  const reply = await publisher.post('/shares', { resource, actions, ...fields })
-  assert.equal(reply.status, 201, JSON.stringify(reply.body))
-  return reply.body
+  return createdBy(publisher, '/shares', { resource, actions, ...fields })
 }
 
-export const accepted = async (grantee: Client, shareId: string): Promise<any> => {
-  const reply = await grantee.post(`/shares/${shareId}/accept`)
-  assert.equal(reply.status, 200, JSON.stringify(reply.body))
-  return reply.body
-}
+export const accepted = (grantee: Client, shareId: string): Promise<any> =>
+  createdBy(grantee, `/shares/${shareId}/accept`, {}, 200)
 
 /** How many replies had each status. */
 export function statuses(replies: readonly Reply[]): Record<number, number> {

@@ -1,11 +1,13 @@
 import assert from 'node:assert/strict'
-import { eventually, type TestProject } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { eventually } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { guardrail } from './guardrail-support.ts'
 import { accepted, shared } from './share-support.ts'
-import { made, refused, secretOf, startTarget, type Target } from './tool-target.ts'
+import { made, refused, secretOf, startTarget } from './tool-target.ts'
 
-/** A prompt that makes the model call a tool, and say what came of it. */
+/** A prompt that makes the model call a tool, and state its result. */
 const calling = (name: string, args: object = {}) => ({
   prompt: `@double ${JSON.stringify([{ tool_calls: [{ name, args }] }, { text: `{{tool.${name}}}` }])}`,
 })
@@ -14,19 +16,18 @@ const RUNNING = ['agents:*', 'shares:*', 'approvals:*', 'guardrails:*', 'secrets
 const LOOKING = ['generations:*', 'traces:*', 'usage:*', 'events:ListEvents', 'files:*', 'activity:*']
 
 describe('turns of shared agents', () => {
-  let app: AgentApp
-  let target: Target
-  let grantee: TestProject
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
+      actions: ['agents:*', 'shares:*', 'tools:*', 'secrets:*'],
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
+    }),
+  )
+  const grantee = forSuite(() => app.projectWith(RUNNING))
   let agent: string
   let shareId: string
 
   before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({
-      actions: ['agents:*', 'shares:*', 'tools:*', 'secrets:*'],
-      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
-    })
-    grantee = await app.projectWith(RUNNING)
     const secret = await secretOf(app.key, 'the publisher knows')
     const execute = { url: `${target.url}/pay`, headers: { 'x-secret': `{{secret:${secret}}}` } }
     const tool = await made(app.key, { name: 'pay', execute })
@@ -45,18 +46,10 @@ describe('turns of shared agents', () => {
   beforeEach(() => {
     target.requests.length = 0
   })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-  })
 
-  const generate = async (body: object) => {
-    const reply = await grantee.key.post(`/agents/${agent}/generate?wait=true`, body)
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const generate = (body: object) => createdBy(grantee.key, `/agents/${agent}/generate?wait=true`, body, 200)
 
-  it('that wait for their client go on by who asked for them, not by who made the agent', async () => {
+  it("that wait for their client continue with the permissions of their caller, not of the agent's author", async () => {
     const other = await app.projectWith(RUNNING)
     const second = await shared(app.key, `srn:${app.projectId}:agent:${agent}`, { grantee: other.id })
     await accepted(other.key, second.id)
@@ -110,7 +103,7 @@ describe('turns of shared agents', () => {
       )
       await look(`/generations/${id}`)
       if (transcript.status === 'failed') continue
-      // Steps go into the file of their trace behind the turn.
+      // Steps go into the file of their trace after the turn.
       const { file_id } = await eventually(async () => {
         const trace = await look(`/traces/${trace_id}`)
         return trace.file_id && trace
@@ -159,7 +152,7 @@ describe('turns of shared agents', () => {
       }
     })
 
-    it('do not act on the platform with the rights of who asked', async () => {
+    it('do not act on the platform with the permissions of their caller', async () => {
       const { status, error } = await executed(await proposed('act_create-secret', { name: 'theirs', value: 'x' }))
       assert.deepEqual([status, error.code], ['failed', 'TOOL_CALL_NOT_SUPPORTED'])
       assert.equal((await grantee.key.get('/secrets')).body.total, 0)

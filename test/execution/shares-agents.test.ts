@@ -4,6 +4,7 @@ import { client } from '../local/double/client.ts'
 import { eventually, type Reply, type TestProject } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { accepted, shared, statuses } from './share-support.ts'
 import { openStream, readStream } from './streams.ts'
@@ -41,21 +42,15 @@ const generate = (grantee: TestProject, id: string, body: object = { prompt: 'he
   grantee.key.post(`/agents/${id}/generate${query}`, body)
 
 describe('shares of agents', () => {
-  let app: AgentApp
-  let double: ReturnType<typeof client>
-  let grantee: TestProject
-  let stranger: TestProject
-
-  before(async () => {
-    app = await startAgentApp({
+  const app = forSuite(() =>
+    startAgentApp({
       workers: ['generation', 'ingestion'],
       actions: ['agents:*', 'shares:*', 'generations:*', 'traces:*', 'events:ListEvents'],
-    })
-    double = client(app.double)
-    grantee = await app.projectWith(RUNNING)
-    stranger = await app.projectWith(RUNNING)
-  })
-  after(() => app?.close())
+    }),
+  )
+  const double = forSuite(() => client(app.double))
+  const grantee = forSuite(() => app.projectWith(RUNNING))
+  const stranger = forSuite(() => app.projectWith(RUNNING))
 
   const read = async (id: string) => (await grantee.key.get(`/generations/${id}`)).body
   const ended = (id: string) =>
@@ -64,7 +59,7 @@ describe('shares of agents', () => {
       return ['completed', 'failed'].includes(row.status) && row
     })
 
-  it('show its id and name, and let nobody else write', async () => {
+  it('show its id and name, and let no other project write', async () => {
     const { id } = await usable(app, grantee, { name: 'helper', instructions: 'hidden' })
     const { body, headers } = await grantee.key.get(`/agents/${id}`)
     assert.deepEqual([body, headers.get('etag')], [{ id, name: 'helper' }, null])
@@ -74,7 +69,7 @@ describe('shares of agents', () => {
     refused(await stranger.key.get(`/agents/${id}`), 404, 'RESOURCE_NOT_FOUND')
   })
 
-  it('run it as its project made it, and keep what it did where it was asked', async () => {
+  it('run it as its project made it, and store the results in the calling project', async () => {
     await double.put('own', { rules: [] })
     const { id } = await usable(app, grantee, { model: 'own/m', instructions: 'Be brief' })
     const { status, body } = await generate(grantee, id)
@@ -115,7 +110,7 @@ describe('shares of agents', () => {
     assert.equal((await grantee.key.get(`/generations?agent_id=${id}`)).body.total, 1)
   })
 
-  it('go by the pause and the content mode of the project that asks', async () => {
+  it('follow the pause and the content mode of the calling project', async () => {
     const other = await app.projectWith(RUNNING)
     const kept = await usable(app, other, { trace_content_mode: 'none' })
     const first = await generate(other, kept.id)
@@ -135,7 +130,7 @@ describe('shares of agents', () => {
     }
   })
 
-  it('allow as many turns as their cap, whoever asks at the same time', async () => {
+  it('allow as many turns as their cap, under concurrent callers', async () => {
     const cap = { calls: 5, window: 'calendar_month' }
     const { id, share } = await usable(app, grantee, {}, { cap })
     const replies = await Promise.all(Array.from({ length: 20 }, () => generate(grantee, id, { prompt: 'x' }, '')))
@@ -159,7 +154,7 @@ describe('shares of agents', () => {
     refused(await generate(grantee, id), 429, 'SHARE_CAP_EXCEEDED')
   })
 
-  it('let a turn that runs come to its end when they are revoked', async () => {
+  it('let a running turn complete when they are revoked', async () => {
     await double.put('ending', { rules: [{ reply: { text: 'done', gate: 'ending-gate' } }] })
     const { id, share } = await usable(app, grantee, { model: 'ending/m' })
     const { body } = await generate(grantee, id, { prompt: 'x' }, '')
@@ -170,7 +165,7 @@ describe('shares of agents', () => {
     refused(await generate(grantee, id), 403, 'API_KEY_PROJECT_SCOPE')
   })
 
-  it('let failed turns be run again, as turns of their own', async () => {
+  it('let failed turns be run again, as separate turns', async () => {
     await double.put('failing', { rules: [{ when: { call: 1 }, reply: { error: { status: 400, message: 'no' } } }] })
     const cap = { calls: 2, window: 'calendar_month' }
     const { id, share } = await usable(app, grantee, { model: 'failing/m' }, { cap })
@@ -196,7 +191,7 @@ describe('shares of agents', () => {
     refused(await ask(), 400, 'AGENT_NOT_FOUND')
   })
 
-  it('let it convert files, as long as it is shared', async () => {
+  it('let it convert files while it is shared', async () => {
     const { id, share } = await usable(app, grantee)
     const rule = { content_type_glob: 'image/png', agent_id: id }
     refused(await stranger.key.post('/ingestion-rules', rule), 400, 'AGENT_NOT_FOUND')
@@ -212,7 +207,7 @@ describe('shares of agents', () => {
     assert.deepEqual([error.code, error.meta.cause.code], ['CONVERTER_FAILED', 'AGENT_NOT_FOUND'])
   })
 
-  it('hold an agent from being deleted; what it did elsewhere outlives it', async () => {
+  it('prevent the deletion of an agent; its records elsewhere outlive it', async () => {
     const { id, share } = await usable(app, grantee)
     const there = await generate(grantee, id)
     const here = await app.key.post(`/agents/${id}/generate?wait=true`, { prompt: 'own' })

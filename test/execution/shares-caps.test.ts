@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { accepted, eventsOf, PUBLISHING, shared, statuses, USING } from './share-support.ts'
-import { call, made, refused, refusedAt, startTarget, type Target } from './tool-target.ts'
+import { call, made, refused, refusedAt, startTarget } from './tool-target.ts'
 
 const CALLS = 200
 const CAP = 50
@@ -11,13 +12,12 @@ describe('caps of shares', () => {
   let app: TestApp
   /** Another web process on the same database. */
   let second: TestApp
-  let target: Target
+  const target = forSuite(startTarget)
   let publisher: TestProject
   let grantee: TestProject
   let elsewhere: Client
 
   before(async () => {
-    target = await startTarget()
     const env = { SHARES_ALLOW_PUBLIC: 'true' }
     app = await startApp({ env, workers: ['snapshot'] })
     second = await startApp({ env, databaseUrl: app.databaseUrl })
@@ -28,7 +28,6 @@ describe('caps of shares', () => {
   after(async () => {
     await second?.close()
     await app?.close()
-    await target?.close()
   })
 
   async function offered(terms: Record<string, unknown> = {}) {
@@ -44,7 +43,7 @@ describe('caps of shares', () => {
   const usageOf = async (share: { id: string }, query = '') =>
     (await publisher.key.get(`/shares/${share.id}/usage${query}`)).body.data
 
-  it('are exact whoever calls where at the same time; what is refused reaches nothing', async () => {
+  it('are exact under concurrent callers anywhere; refused calls reach nothing', async () => {
     const { id, share } = await usable({ cap: { calls: CAP, window: 'calendar_month' } })
     const before = target.requests.length
     const replies = await Promise.all(
@@ -60,7 +59,7 @@ describe('caps of shares', () => {
     assert.equal((await call(publisher.key, id)).status, 200)
   })
 
-  it('tell when the next window begins', async () => {
+  it('state when the next window begins', async () => {
     const { id, share } = await usable({ cap: { calls: 1, window: 'rolling_24h' } })
     assert.equal((await call(grantee.key, id)).status, 200)
     const reply = await call(grantee.key, id)

@@ -1,29 +1,24 @@
 import assert from 'node:assert/strict'
-import { eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { eventually, startApp, type TestProject } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { accepted, PUBLISHING, shared, USING } from './share-support.ts'
-import { call, made, startTarget, type Target } from './tool-target.ts'
+import { call, made, startTarget } from './tool-target.ts'
 
-describe('what projects are told of shares that they use', () => {
-  let app: TestApp
-  let target: Target
+describe('notifications of projects about shares that they use', () => {
+  const target = forSuite(startTarget)
+  const app = forSuite(startApp)
   let publisher: TestProject
   let grantee: TestProject
   /** Entries that a test has seen. */
   const seen = new Set<string>()
 
   before(async () => {
-    target = await startTarget()
-    app = await startApp()
     publisher = await app.projectWith(PUBLISHING)
     grantee = await app.projectWith(USING)
   })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-  })
   beforeEach(() => forget())
 
-  /** What the grantee was told since, oldest first. */
+  /** The notifications of the grantee since, oldest first. */
   const told = async (): Promise<any[]> => {
     const { body } = await app.admin.get(`/activity?project_id=${grantee.id}&limit=100`)
     return body.data.filter(({ id }: { id: string }) => !seen.has(id)).reverse()

@@ -1,38 +1,27 @@
 import assert from 'node:assert/strict'
 import { eventually, type TestProject } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { guardrail } from './guardrail-support.ts'
 import { accepted, shared } from './share-support.ts'
-import { json, made, startTarget, type Target } from './tool-target.ts'
+import { json, made, startTarget } from './tool-target.ts'
 
 const call = (name: string) => ({ tool_calls: [{ name, args: {} }] })
 const script = (...replies: object[]) => ({ prompt: `@double ${JSON.stringify([...replies, { text: 'done' }])}` })
 
-describe('what is shared, in turns', () => {
-  let app: AgentApp
-  let target: Target
-  let other: TestProject
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
-    other = await app.projectWith(['*'])
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-  })
+describe('shared tools and agents, in turns', () => {
+  const target = forSuite(startTarget)
+  const app = forSuite(() => startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
+  const other = forSuite(() => app.projectWith(['*']))
   beforeEach(() => {
     target.answer = json({ ok: true })
     target.requests.length = 0
   })
 
   const tool = (key: TestProject['key'], name: string) => made(key, { name, execute: { url: `${target.url}/${name}` } })
-  const generate = async (key: TestProject['key'], agent: string, body: object): Promise<any> => {
-    const reply = await key.post(`/agents/${agent}/generate?wait=true`, body)
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const generate = (key: TestProject['key'], agent: string, body: object): Promise<any> =>
+    createdBy(key, `/agents/${agent}/generate?wait=true`, body, 200)
   const results = async (id: string): Promise<any[]> =>
     (await app.admin.get(`/generations/${id}/transcript`)).body.steps.flatMap(({ tool_results }: any) => tool_results)
   const entry = (project: string, query: string): Promise<any> =>
@@ -62,7 +51,7 @@ describe('what is shared, in turns', () => {
     assert.deepEqual([detail.tool_id, detail.reason], [id, 'share not active'])
   })
 
-  it('agents of others call their own tools in the name of who asks, under the rules of who asks', async () => {
+  it("agents of others call their tools as the caller, under the rules of the caller's project", async () => {
     const { id } = await tool(app.key, 'fetch')
     const forbids = await guardrail(app.key, { class: 'D' })
     const agent = await app.agent({ tool_bindings: [{ tool_id: id }], guardrail_ids: [forbids.id] })

@@ -1,26 +1,15 @@
 import assert from 'node:assert/strict'
-import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { accepted, eventsOf, PUBLISHING, shared, USING } from './share-support.ts'
-import { call, json, made, refused, refusedAt, secretOf, startTarget, type Target } from './tool-target.ts'
+import { call, json, made, refused, refusedAt, secretOf, startTarget } from './tool-target.ts'
 
 describe('shares of tools', () => {
-  let app: TestApp
-  let target: Target
-  let publisher: TestProject
-  let grantee: TestProject
-  let stranger: TestProject
-
-  before(async () => {
-    target = await startTarget()
-    app = await startApp()
-    publisher = await app.projectWith(PUBLISHING)
-    grantee = await app.projectWith(USING)
-    stranger = await app.projectWith(USING)
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-  })
+  const target = forSuite(startTarget)
+  const app = forSuite(startApp)
+  const publisher = forSuite(() => app.projectWith(PUBLISHING))
+  const grantee = forSuite(() => app.projectWith(USING))
+  const stranger = forSuite(() => app.projectWith(USING))
 
   const tool = (fields: Record<string, unknown> = {}, key: Client = publisher.key) =>
     made(key, { execute: { url: `${target.url}/shared` }, ...fields })
@@ -90,7 +79,7 @@ describe('shares of tools', () => {
     assert.deepEqual(JSON.parse(JSON.stringify(unknown).replaceAll(id, none)), missing)
   })
 
-  it('stop while they are suspended, and go on without another acceptance', async () => {
+  it('stop while they are suspended, and continue without another acceptance', async () => {
     const { id, share } = await usable()
     const suspended = (await act(publisher.key, share, 'suspend')).body
     assert.notEqual(suspended.suspended_at, null)
@@ -116,7 +105,7 @@ describe('shares of tools', () => {
     await works(id)
   })
 
-  it('end for good when their publisher revokes them', async () => {
+  it('end permanently when their publisher revokes them', async () => {
     const { id, share } = await usable()
     const revoked = (await act(publisher.key, share, 'revoke')).body
     assert.notEqual(revoked.revoked_at, null)
@@ -158,7 +147,7 @@ describe('shares of tools', () => {
     refused(await stranger.key.get(path), 404, 'RESOURCE_NOT_FOUND')
   })
 
-  it('are given up by a project once nothing of it names the tool, or by force', async () => {
+  it('are released by a project once nothing of it names the tool, or by force', async () => {
     const { id, share } = await usable()
     const names = {
       agent: await grantee.key.post('/agents', await agentWith(id)),
@@ -202,7 +191,7 @@ describe('shares of tools', () => {
     return { name: 'a', ai_provider_id: provider.body.id, tool_bindings: [{ tool_id }] }
   }
 
-  it('are given up only by who accepted them', async () => {
+  it('are released only by the project that accepted them', async () => {
     const { share } = await offered()
     refused(await act(grantee.key, share, 'revoke'), 404, 'RESOURCE_NOT_FOUND')
     refused(await act(stranger.key, share, 'revoke'), 404, 'RESOURCE_NOT_FOUND')
@@ -230,7 +219,7 @@ describe('shares of tools', () => {
     assert.deepEqual(JSON.parse(target.last().body), { a: 'x', b: 'fixed' })
   })
 
-  it('let nobody else write', async () => {
+  it('let no other project write', async () => {
     const { id, share } = await usable()
     refused(await grantee.key.patch(`/tools/${id}`, { name: 'mine' }), 403, 'API_KEY_PROJECT_SCOPE')
     refused(await grantee.key.delete(`/tools/${id}`), 403, 'API_KEY_PROJECT_SCOPE')
@@ -242,7 +231,7 @@ describe('shares of tools', () => {
     refused(await stranger.key.patch(`/tools/${id}`, { name: 'mine' }), 404, 'RESOURCE_NOT_FOUND')
   })
 
-  it('are called with the secrets of the publisher, which is told who calls', async () => {
+  it('are called with the secrets of the publisher, which receives the id of the calling project', async () => {
     const secret = await secretOf(publisher.key, 'the publisher key')
     const { id } = await usable({
       context_keys: [],
@@ -262,7 +251,7 @@ describe('shares of tools', () => {
     assert.ok(!everything.includes('the publisher key'))
   })
 
-  it('tell a failure without how the tool is made', async () => {
+  it('report a failure without the definition of the tool', async () => {
     const execute = { url: `${target.url}/hidden/{b}`, method: 'GET' }
     const { id } = await usable({ execute, preset_parameters: { b: 'fixed' } })
     target.answer = json({ said: 'no' }, 418)
@@ -316,7 +305,7 @@ describe('shares of tools', () => {
     assert.equal(error.meta.project_id, other.id)
   })
 
-  it('let steps of pipelines name the tool, as long as it is shared', async () => {
+  it('let steps of pipelines name the tool while it is shared', async () => {
     const { id, share } = await usable()
     target.answer = json({ from: 'the step' })
     const steps = [{ id: 'a', tool_id: id, input: { x: { var: 'input.x' } } }]
@@ -337,7 +326,7 @@ describe('shares of tools', () => {
     target.answer = json({ ok: true })
   })
 
-  it('let a pipeline of the publisher call its other tools, in the name of who calls', async () => {
+  it('let a pipeline of the publisher call its other tools, as the caller', async () => {
     const inner = await tool()
     const { id } = await usable({
       execute: null,
@@ -393,7 +382,7 @@ describe('shares of tools', () => {
     assert.deepEqual(twice.body.actions, ['tools:CallTool'])
   })
 
-  it('are made by who may call what it shares', async () => {
+  it('are made by callers with permission to call the shared tool', async () => {
     const { id } = await tool()
     const statement = [{ effect: 'Allow', action: ['shares:*'], resource: [`srn:${publisher.id}:*:*`] }]
     const clerk = await app.user('clerk', [{ statement }])
@@ -426,7 +415,7 @@ describe('shares of tools', () => {
     refusedAt(await other.key.get('/shares?role=owner'), 'role')
   })
 
-  it('are accepted in the name of the project that the request names', async () => {
+  it('are accepted for the project that the request names', async () => {
     const { share } = await offered()
     const statement = [{ effect: 'Allow', action: ['shares:*'], resource: [`srn:${grantee.id}:share:*`] }]
     const user = await app.user('accepting', [{ statement }])
@@ -467,13 +456,13 @@ describe('shares of tools', () => {
     assert.equal(body.tool_id, id)
   })
 
-  it('do not hold a tool that nobody has accepted', async () => {
+  it('do not hold a tool that no project has accepted', async () => {
     const { id, share } = await offered()
     assert.equal((await publisher.key.delete(`/tools/${id}`)).status, 204)
     assert.notEqual((await publisher.key.get(`/shares/${share.id}`)).body.revoked_at, null)
   })
 
-  it('go with their acceptances, and with their project', async () => {
+  it('are deleted with their acceptances, and with their project', async () => {
     const { id, share } = await usable()
     assert.equal((await publisher.key.delete(`/shares/${share.id}`)).status, 204)
     refused(await call(grantee.key, id), 404, 'RESOURCE_NOT_FOUND')
@@ -490,7 +479,7 @@ describe('shares of tools', () => {
     assert.equal((await app.admin.delete(`/projects/${owner.id}?force=true`)).status, 204)
   })
 
-  it('are accepted once, however many ask at the same time', async () => {
+  it('are accepted once, under any number of concurrent requests', async () => {
     const { share } = await offered()
     const replies = await Promise.all(Array.from({ length: 8 }, () => act(grantee.key, share, 'accept')))
     assert.deepEqual(new Set(replies.map(({ body }) => body.id)).size, 1)
@@ -499,7 +488,7 @@ describe('shares of tools', () => {
     assert.equal((await eventsOf(app, publisher.id, share.id)).length, 3)
   })
 
-  it('are never given up while something that names the tool is being written', async () => {
+  it('are never released while a resource that names the tool is being written', async () => {
     for (let round = 0; round < 8; round++) {
       const { id, share } = await usable()
       const steps = [{ id: 'a', tool_id: id }]
@@ -530,7 +519,7 @@ describe('shares of tools', () => {
     )
   })
 
-  it('tell in each event what they were, with the acceptance it is about', async () => {
+  it('record their last state in each event, with the acceptance it is about', async () => {
     const { share, acceptance } = await usable()
     await publisher.key.post(`/shares/${share.id}/acceptances/${acceptance.id}/revoke`)
     const { body } = await publisher.key.get(`/events?resource_id=${share.id}`)

@@ -1,19 +1,14 @@
 import assert from 'node:assert/strict'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { type Message, type OpenStream, openStream, readStream } from './streams.ts'
 
-/** Streams ask for the rights of their caller again with each ping. */
+/** Streams check the permissions of their caller again with each ping. */
 describe('a stream whose caller loses the right to it', () => {
-  let app: AgentApp
-  let double: ReturnType<typeof client>
-
-  before(async () => {
-    app = await startAgentApp({ env: { STREAM_PING_INTERVAL_MS: '100' } })
-    double = client(app.double)
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startAgentApp({ env: { STREAM_PING_INTERVAL_MS: '100' } }))
+  const double = forSuite(() => client(app.double))
 
   let lanes = 0
   /** An agent whose model says one word and then waits until `finish` is called. */
@@ -31,7 +26,7 @@ describe('a stream whose caller loses the right to it', () => {
   }
   const open = (key: Client, path: string, body?: object, headers?: Record<string, string>) =>
     openStream({ url: app.url, key }, path, body, headers)
-  /** Reads on while `until` has not been seen; `first` then has what came, and `rest` what is still to come. */
+  /** Reads on while `until` has not been seen; `first` then has the received frames, and `rest` the later ones. */
   const readUntil = async (stream: OpenStream, until: string) => {
     const messages = stream.messages[Symbol.asyncIterator]()
     const first: Message[] = []
@@ -152,7 +147,7 @@ describe('a stream whose caller loses the right to it', () => {
     const reader = (response.body as ReadableStream<Uint8Array>).getReader()
     await reader.read()
     await revoke()
-    // The next page is asked for behind the interval.
+    // The next page is requested after the interval.
     await new Promise(resolve => setTimeout(resolve, 200))
     await assert.rejects(async () => {
       while (!(await reader.read()).done);

@@ -16,10 +16,10 @@ async function* numbered(events: AsyncIterable<StreamedEvent>): AsyncGenerator<M
   for await (const event of events) yield { ...event, id: Number(event.id) }
 }
 
-/** One event of a stream, with its id as it was sent. */
+/** One event of a stream, with its id as sent. */
 export type StreamedEvent = Omit<Message, 'id'> & { id: string }
 
-/** Opens an event stream: a POST when there is a body, else a GET. Each event is one that the description has. */
+/** Opens an event stream: a POST when there is a body, else a GET. Each event is part of the description. */
 export async function openEvents(
   app: Pick<TestApp, 'url'> & { key: Client },
   path: string,

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { createServer, type IncomingHttpHeaders, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import type { Client, Reply } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 
 export type TargetRequest = {
   method: string
@@ -20,7 +21,7 @@ export type Target = {
   requests: TargetRequest[]
   /** The request that came last. */
   last(): TargetRequest
-  /** What requests get from now on; `{"ok":true}` until told. */
+  /** The answer to requests from now on; `{"ok":true}` by default. */
   answer: Answer
   connections: number
   close(): Promise<void>
@@ -32,7 +33,7 @@ export const json =
   (_request, response) =>
     response.writeHead(status, { 'content-type': 'application/json' }).end(JSON.stringify(value))
 
-/** What tools call: a server on 127.0.0.1, or another address, that keeps what it got. */
+/** The target of tools: a server on 127.0.0.1, or another address, that keeps the requests. */
 export async function startTarget(address = '127.0.0.1'): Promise<Target> {
   const server = createServer((request, response) => {
     const chunks: Buffer[] = []
@@ -69,9 +70,7 @@ export async function startTarget(address = '127.0.0.1'): Promise<Target> {
 
 /** Makes a tool and answers its record. */
 export async function made(key: Client, fields: Record<string, unknown>): Promise<any> {
-  const reply = await key.post('/tools', { name: 'tool', ...fields })
-  assert.equal(reply.status, 201, JSON.stringify(reply.body))
-  return reply.body
+  return createdBy(key, '/tools', { name: 'tool', ...fields })
 }
 
 export const secretOf = async (key: Client, value: string): Promise<string> =>

@@ -2,19 +2,17 @@ import assert from 'node:assert/strict'
 import { Ajv2020 } from 'ajv/dist/2020.js'
 import { flatten } from '#core/api/flatten.ts'
 import { operations as declared } from '#core/api/operation.ts'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** What models, and people who change the arguments of a call, are shown of the operations that platform tools offer. */
 describe('the schema of an action of a platform tool', () => {
-  let app: TestApp
-  let project: TestProject
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
   let document: any
   before(async () => {
-    app = await startApp()
-    project = await app.project()
     document = (await app.anonymous.get('//openapi.json')).body
   })
-  after(() => app?.close())
 
   type Operation = { id: string; method: string; path: string; body: any; parameters: any[] }
 

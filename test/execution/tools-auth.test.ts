@@ -92,7 +92,7 @@ describe('computed credentials of tools', () => {
       assert.equal(verified(), 'content-type;host;x-amz-date;x-amz-security-token')
     })
 
-    it('drops what it computed when a redirect leads to another origin', async () => {
+    it('drops the computed header when a redirect leads to another origin', async () => {
       target.answer = (_request, response) => response.writeHead(307, { location: `${elsewhere.url}/` }).end()
       await called(await tool(await auth({ session_token: 'a session token' })))
       const { headers } = elsewhere.last()
@@ -102,7 +102,7 @@ describe('computed credentials of tools', () => {
       )
     })
 
-    it('fails without telling the key when it cannot be used', async () => {
+    it('fails without revealing the key when it cannot be used', async () => {
       const access_key_id = `{{secret:${await secretOf(key, 'broken\nkey id')}}}`
       const error = refused(await call(key, (await tool(await auth({ access_key_id }))).id), 502, 'TOOL_AUTH_FAILED')
       assert.ok(!JSON.stringify(error).includes('key id'))
@@ -151,7 +151,7 @@ describe('computed credentials of tools', () => {
       assert.equal((payload.exp as number) - (payload.iat as number), 3600)
     })
 
-    it('asks again a minute before a token expires, and when the target refuses it', async () => {
+    it('requests a new token a minute before it expires, and when the target refuses it', async () => {
       for (const more of [{ expires_in: 60 }, {}, { expires_in: 'soon' }]) {
         tokens.requests.length = 0
         tokens.answer = token('short', more)
@@ -170,7 +170,7 @@ describe('computed credentials of tools', () => {
       assert.equal(tokens.requests.length, 2)
     })
 
-    it('keeps tokens of projects, scopes and keys apart', async () => {
+    it('caches tokens per project, scope and key', async () => {
       tokens.answer = token('t')
       const file = { client_email: 'same@x.iam' }
       await called(await tool(await auth(file)))
@@ -234,7 +234,7 @@ describe('computed credentials of tools', () => {
       assert.ok(!app.logs.join('').includes('but secret'))
     })
 
-    it('asks no endpoint that is not public', async () => {
+    it('calls no endpoint that is not public', async () => {
       const made = await tool(await auth({ token_uri: 'http://169.254.169.254/computeMetadata?key=in+the+file' }))
       assert.deepEqual(refused(await call(key, made.id), 403, 'TOOL_EGRESS_BLOCKED').meta, {
         tool_url: 'http://169.254.169.254',

@@ -1,30 +1,25 @@
 import assert from 'node:assert/strict'
 import { operations } from '#core/api/operation.ts'
 import { newId } from '#core/base/ids.ts'
-import { type Client, startApp, type TestApp } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
-import { call, json, made, refused, refusedAt, secretOf, startTarget, type Target } from './tool-target.ts'
+import { type Client, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
+import { call, json, made, refused, refusedAt, secretOf, startTarget } from './tool-target.ts'
 
 describe('tools made of others', () => {
-  let app: TestApp
-  let target: Target
+  const app = forSuite(() => startApp({ env: { TOOL_CALL_TIMEOUT_MS: '8000', TOOL_MAX_RESPONSE_BYTES: '100000' } }))
+  const target = forSuite(startTarget)
   let id: string
   let key: Client
 
   before(async () => {
-    target = await startTarget()
-    app = await startApp({ env: { TOOL_CALL_TIMEOUT_MS: '8000', TOOL_MAX_RESPONSE_BYTES: '100000' } })
     ;({ id, key } = await app.project())
   })
   beforeEach(() => {
     target.requests.length = 0
-    // Answers its path and what it got.
+    // Answers its path and the request.
     target.answer = ({ url, body }, response) =>
       json({ url, got: JSON.parse(body || 'null') })(undefined as never, response)
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
   })
 
   const execute = (path = '/x', more: object = {}) => ({ execute: { url: `${target.url}${path}`, ...more } })
@@ -51,7 +46,7 @@ describe('tools made of others', () => {
       assert.equal((await writer.post('/tools', { ...pipeline(steps), project_id: id })).status, 403)
       const own = await made(key, pipeline([{ id: 'a', tool: inline() }]))
       assert.equal((await writer.patch(`/tools/${own.id}`, { pipeline: { steps } })).status, 403)
-      // What somebody else wrote can be changed otherwise.
+      // A definition by another author can be changed otherwise.
       const theirs = await made(key, pipeline(steps))
       assert.equal((await writer.patch(`/tools/${theirs.id}`, { description: 'x', pipeline: { steps } })).status, 200)
       const given = { steps: [{ ...steps[0], input: { x: 1 } }] }
@@ -67,7 +62,7 @@ describe('tools made of others', () => {
       }
     })
 
-    it('make their calls in order, each with what came before it', async () => {
+    it('make their calls in order, each with the results of earlier steps', async () => {
       const named = await made(key, execute('/named'))
       const tool = await made(
         key,
@@ -97,7 +92,7 @@ describe('tools made of others', () => {
       )
     })
 
-    it('answer their last step without an output, and map what they answer', async () => {
+    it('answer their last step without an output, and map their answers', async () => {
       const steps = [
         { id: 'a', tool: inline('/a') },
         { id: 'b', tool: inline('/b') },
@@ -203,7 +198,7 @@ describe('tools made of others', () => {
       assert.deepEqual([meta.step_id, meta.cause.code], ['three', 'TOOL_NOT_FOUND'])
     })
 
-    it('fill in secrets of their steps, and tell none', async () => {
+    it('fill in secrets of their steps, and reveal none', async () => {
       const secret = await secretOf(key, 'the step secret')
       const tool = await made(
         key,
@@ -282,7 +277,7 @@ describe('tools made of others', () => {
       ...more,
     })
 
-    it('are also called soat, and list what they offer', async () => {
+    it('are also called soat, and list their actions', async () => {
       const tool = await made(key, { name: 'old', type: 'soat', actions: ['list-tools', 'get-actor'] })
       assert.equal(tool.type, 'platform')
       const { data } = (await key.get(`/tools/${tool.id}/actions`)).body
@@ -346,7 +341,7 @@ describe('tools made of others', () => {
       assert.deepEqual([(await audit())[0].resource_public_id, (await audit())[0].status], [actor.id, 204])
     })
 
-    it('refuse what an operation does not know or lacks, before it runs', async () => {
+    it('refuse unknown or missing arguments of an operation, before it runs', async () => {
       const tool = await made(key, platform(['create-actor', 'get-actor', 'list-actors', 'create-agent-generation']))
       const wrong = async (action: string, input: object, path: string) =>
         refusedAt(await call(key, tool.id, input, { action }), path)
@@ -371,7 +366,7 @@ describe('tools made of others', () => {
       refusedAt(await call(key, pinned.id, {}, { action: 'list-actors' }), 'action')
     })
 
-    it('have the rights of whoever calls them, and tell what was refused', async () => {
+    it('have the permissions of their caller, and report the refused action', async () => {
       const tool = await made(key, platform(['list-actors', 'create-actor', 'get-actor']))
       const statement = [
         {
@@ -433,11 +428,7 @@ describe('tools made of others', () => {
 })
 
 describe('platform tools that start work', () => {
-  let app: AgentApp
-  before(async () => {
-    app = await startAgentApp({ actions: ['tools:*', 'agents:CreateAgentGeneration', 'generations:*'] })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startAgentApp({ actions: ['tools:*', 'agents:CreateAgentGeneration', 'generations:*'] }))
 
   it('wait for it, and hold no connection meanwhile', async () => {
     const actions = ['create-agent-generation']

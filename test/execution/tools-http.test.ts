@@ -4,31 +4,31 @@ import type { ServerResponse } from 'node:http'
 import { rawQuery, sql } from '#core/db/sql.ts'
 import { callTool, openCall } from '#execution/tools/call.ts'
 import { type ToolRow, toolKind } from '#execution/tools/model.ts'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
+import { forSuite } from '../support/suite.ts'
 import { call, json, made, refused, refusedAt, secretOf, startTarget, type Target } from './tool-target.ts'
 
 const SECRET = `a secret of "quotes" & 100% / it's`
 
 describe('http tools', () => {
-  let app: TestApp
-  let target: Target
-  let other: Target
+  const target = forSuite(startTarget)
+  const other = forSuite(startTarget)
+  const app = forSuite(() =>
+    startApp({
+      env: {
+        EGRESS_ALLOW_HOSTS: `127.0.0.1:${target.port},localhost:${target.port},127.0.0.1:${other.port}`,
+        TOOL_MAX_RESPONSE_BYTES: '200000',
+        TOOL_CALL_TIMEOUT_MS: '3000',
+      },
+    }),
+  )
   let id: string
   let key: Client
   /** May call tools of the project, and nothing else. */
   let caller: Client
 
   before(async () => {
-    target = await startTarget()
-    other = await startTarget()
-    app = await startApp({
-      env: {
-        EGRESS_ALLOW_HOSTS: `127.0.0.1:${target.port},localhost:${target.port},127.0.0.1:${other.port}`,
-        TOOL_MAX_RESPONSE_BYTES: '200000',
-        TOOL_CALL_TIMEOUT_MS: '3000',
-      },
-    })
     ;({ id, key } = await app.projectWith(['*']))
     const statement = [{ effect: 'Allow', action: ['tools:CallTool'], resource: [`srn:${id}:tool:*`] }]
     caller = await app.user(undefined, [{ statement }])
@@ -38,11 +38,6 @@ describe('http tools', () => {
     other.answer = json({ other: true })
     target.requests.length = 0
     other.requests.length = 0
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-    await other?.close()
   })
 
   /** A tool at a path of the target. */
@@ -55,7 +50,7 @@ describe('http tools', () => {
   }
 
   describe('send', () => {
-    it('arguments as JSON by POST unless told otherwise', async () => {
+    it('arguments as JSON by POST unless configured otherwise', async () => {
       const made = await tool({})
       assert.deepEqual(await called(made, { 'Key-One': [1, null, { a: 'ü' }] }), { ok: true })
       const { method, url, headers, body } = target.last()
@@ -70,7 +65,7 @@ describe('http tools', () => {
       }
     })
 
-    it('headers with their names as written, and a content type of its own', async () => {
+    it('headers with their names as written, and a configured content type', async () => {
       await called(await tool({ headers: { 'X-CamelCase-name': 'v', 'CONTENT-type': 'application/vnd.x+json' } }), {
         a: 1,
       })
@@ -86,7 +81,7 @@ describe('http tools', () => {
       assert.equal(target.last().body, '{"rest":true}')
     })
 
-    it('what is left as a query for methods without a body', async () => {
+    it('the remaining arguments as a query for methods without a body', async () => {
       for (const method of ['GET', 'DELETE', 'HEAD', 'OPTIONS']) {
         await called(await tool({ method, url: `${target.url}/u/{id}?a=b#fragment` }), {
           id: 1,
@@ -119,7 +114,7 @@ describe('http tools', () => {
       assert.equal(target.requests.length, 0)
     })
 
-    it('forms with files', async () => {
+    it('forms with files as multipart bodies', async () => {
       const made = await tool({ body_mode: 'multipart', headers: { 'Content-Type': 'text/plain', 'X-A': 'b' } })
       await called(made, {
         text: 'a',
@@ -218,7 +213,7 @@ describe('http tools', () => {
       )
     })
 
-    it('never tell them, whatever the target does', async () => {
+    it('never reveal them, whatever the target does', async () => {
       const secret = await secretOf(key, SECRET)
       const S = `{{secret:${secret}}}`
       const made = await tool({ url: `${target.url}/{a}?k=${S}`, headers: { 'X-Key': S } })
@@ -275,7 +270,7 @@ describe('http tools', () => {
       assert.equal(target.requests.length, 0)
     })
 
-    it('sign what they send, as webhooks are signed', async () => {
+    it('sign their requests, as webhooks are signed', async () => {
       const secret = await secretOf(key, 'signing key')
       await called(await tool({ sign: `{{secret:${secret}}}` }), { a: 'ü' })
       const { headers, body } = target.last()
@@ -384,7 +379,7 @@ describe('http tools', () => {
       assert.equal(await reasonOf({ url: `https://127.0.0.1:${target.port}/` }), 'tls')
     })
 
-    it('nobody who never answers is waited for longer than the tool says, or the deployment', async () => {
+    it('with an error after the timeout of the tool, or of the deployment, when the target never answers', async () => {
       target.answer = () => {}
       for (const [execute, least, most] of [
         [{ timeout_ms: 1000 }, 900, 2500],
@@ -407,10 +402,10 @@ describe('http tools', () => {
       )
     })
 
-    it('nobody: a caller that leaves ends the call, unless it may ask for it again', async () => {
+    it('to no caller that left: the call ends, unless it may be requested again', async () => {
       const made = await tool({})
       const path = `/tools/${made.id}/call`
-      /** Asks, leaves once the target was asked, and gives the answer that the target still owes. */
+      /** Calls, leaves once the target was called, and gives the answer that the target still owes. */
       const leave = async (headers: Record<string, string>) => {
         const owed = new Promise<ServerResponse>(resolve => {
           target.answer = (_request, response) => resolve(response)
@@ -593,7 +588,7 @@ describe('http tools', () => {
       assert.equal(lines.length, 1)
     })
 
-    it('leave their entries with their events together, and lose none for one that is refused', async () => {
+    it('write their entries with their events together, and lose none for a call that is refused', async () => {
       const { pool } = app.services
       const made = await tool({})
       await pool.query(
@@ -678,7 +673,7 @@ describe('http tools', () => {
       assert.equal(target.last().headers['idempotency-key'], undefined)
     })
 
-    it('many at once, each with its own answer', async () => {
+    it('many calls concurrently, each with its answer', async () => {
       const made = await tool({})
       target.answer = ({ body }, response) =>
         void setTimeout(() => json(JSON.parse(body).n)(undefined as never, response), 50)

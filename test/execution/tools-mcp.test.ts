@@ -4,39 +4,26 @@ import { callTool, openCall } from '#execution/tools/call.ts'
 import { toolKind } from '#execution/tools/model.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { bomb } from '../support/bombs.ts'
-import { type McpTarget, startMcpServer } from './mcp-target.ts'
-import {
-  call,
-  json,
-  made,
-  refused,
-  refusedAt,
-  secretOf,
-  startTarget,
-  type Target,
-  type TargetRequest,
-} from './tool-target.ts'
+import { forSuite } from '../support/suite.ts'
+import { startMcpServer } from './mcp-target.ts'
+import { call, json, made, refused, refusedAt, secretOf, startTarget, type TargetRequest } from './tool-target.ts'
 
 const SECRET = 'a secret of many letters'
 
 describe('mcp tools', () => {
   let app: TestApp
-  let server: McpTarget
+  const server = forSuite(startMcpServer)
   /** Servers that misbehave. */
-  let target: Target
-  let other: Target
-  /** One that may not be called. */
-  let hidden: Target
+  const target = forSuite(startTarget)
+  const other = forSuite(startTarget)
+  /** A tool that may not be called. */
+  const hidden = forSuite(startTarget)
   let id: string
   let key: Client
   /** May call tools of the project, and nothing else. */
   let caller: Client
 
   before(async () => {
-    server = await startMcpServer()
-    target = await startTarget()
-    other = await startTarget()
-    hidden = await startTarget()
     const allowed = [server, target, other].map(({ port }) => `127.0.0.1:${port}`)
     app = await startApp({
       env: {
@@ -56,13 +43,9 @@ describe('mcp tools', () => {
   })
   after(async () => {
     await app?.close()
-    await server?.close()
-    await target?.close()
-    await other?.close()
-    await hidden?.close()
   })
 
-  /** Every session is ended; forgets what came. */
+  /** Every session is ended; forgets the requests. */
   const settled = () => eventually(async () => (await server.seen()).sessions === 0)
   const tool = (path = '/stateful', fields: object = {}, mcp: object = {}) =>
     made(key, { type: 'mcp', mcp: { url: `${server.url}${path}`, ...mcp }, ...fields })
@@ -77,7 +60,7 @@ describe('mcp tools', () => {
   const failing = async (id: string, action = 'x') => refused(await calling(id, action), 502, 'TOOL_HTTP_ERROR')
 
   describe('definitions', () => {
-    it('keep what they are given, and are drafts without a server', async () => {
+    it('store their definition, and are drafts without a server', async () => {
       const secret = await secretOf(key, SECRET)
       const mcp = {
         url: `https://example.com/{{secret:${secret}}}`,
@@ -102,7 +85,7 @@ describe('mcp tools', () => {
       refusedAt(await calling((await made(key, { type: 'mcp' })).id, 'x'), 'mcp')
     })
 
-    it('are checked as those of http tools are', async () => {
+    it('are validated like definitions of http tools', async () => {
       const url = 'https://example.com/'
       const cases: [string, object][] = [
         ['mcp.url', {}],
@@ -208,7 +191,7 @@ describe('mcp tools', () => {
         })
         const { rpc_code, rpc_message, tool_status_code } = (await failing(id, 'throw')).meta
         assert.deepEqual([tool_status_code, rpc_code], [200, -32_050])
-        assert.match(rpc_message, /no such thing/)
+        assert.match(rpc_message, /unknown: /)
         assert.equal((await failing(id, 'unheard of')).meta.rpc_code, -32_602)
       })
 
@@ -256,7 +239,7 @@ describe('mcp tools', () => {
     assert.deepEqual((await server.seen()).requests, [])
   })
 
-  it('offer what is allowed and not denied, and ask the server nothing else', async () => {
+  it('offer actions that are allowed and not denied, and send the server no other call', async () => {
     const cases: [object, string[], (string | undefined)[]][] = [
       [{ denied_actions: ['say'] }, ['echo', 'structured'], ['say', undefined]],
       [{ actions: ['say'] }, ['say'], ['echo', 'SAY']],
@@ -305,7 +288,7 @@ describe('mcp tools', () => {
       return reply.body
     }
 
-    it('what their server has now, without presets and what is denied', async () => {
+    it('the current tools of their server, without presets and denied tools', async () => {
       const { id } = await tool('/stateful', {
         name: 'the weather',
         description: 'Of the tool',
@@ -373,7 +356,7 @@ describe('mcp tools', () => {
       const answer = message.method === 'initialize' ? { error } : { result: result(message) }
       json({ jsonrpc: '2.0', id: message.id, ...answer })(request, response)
     }
-  /** The same, that answers requests behind `initialize` by writing what it will. */
+  /** The same, that answers requests after `initialize` by writing given bytes. */
   const behind =
     (write: (message: any, response: ServerResponse, request: TargetRequest) => unknown) =>
     (request: TargetRequest, response: ServerResponse): void => {
@@ -476,7 +459,7 @@ describe('mcp tools', () => {
       await eventually(() => open === 0)
     })
 
-    it('streams more messages than are looked at', async () => {
+    it('streams more messages than the limit', async () => {
       const [small, enough] = ['data: {}\n\n', 9_999]
       for (const [count, expected] of [
         [enough, 200],
@@ -584,7 +567,7 @@ describe('mcp tools', () => {
     })
   })
 
-  it('let go of a server whose caller went away', async () => {
+  it('disconnect from a server whose caller left', async () => {
     const { id } = await tool()
     const { port } = new URL(app.url)
     const request = httpRequest({
@@ -603,7 +586,7 @@ describe('mcp tools', () => {
     assert.ok(performance.now() - gone < 1500)
   })
 
-  it('share the room of a call between its steps and pages', async () => {
+  it('share the limits of a call between its steps and pages', async () => {
     const { id } = await raw()
     const steps = Array.from({ length: 6 }, (_, n) => ({ id: `s${n}`, tool_id: id, action: 'x' }))
     target.answer = rpc(() => ({ content: [{ type: 'text', text: 'x'.repeat(180_000) }] }))
@@ -741,7 +724,7 @@ describe('mcp tools', () => {
     refused(await call(reader, id, undefined, { action: 'say' }), 403, 'FORBIDDEN')
   })
 
-  it('have a session for each of many calls at once', async () => {
+  it('have a session for each of many concurrent calls', async () => {
     const { id } = await tool()
     const replies = await Promise.all(Array.from({ length: 20 }, (_, n) => called(id, 'echo', { n })))
     assert.deepEqual(

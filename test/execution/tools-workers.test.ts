@@ -1,29 +1,25 @@
 import assert from 'node:assert/strict'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { startMcpServer } from './mcp-target.ts'
-import { made, secretOf, startTarget, type Target } from './tool-target.ts'
+import { made, secretOf, startTarget } from './tool-target.ts'
 
 describe('tools in workers', () => {
-  let app: TestApp
-  let target: Target
-  let key: Client
-
-  before(async () => {
-    target = await startTarget()
-    app = await startApp({ workers: ['ingestion'] })
-    ;({ key } = await app.projectWith([
-      'tools:*',
-      'secrets:*',
-      'files:*',
-      'documents:*',
-      'ingestion-rules:*',
-      'actors:ListActors',
-    ]))
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-  })
+  const target = forSuite(startTarget)
+  const app = forSuite(() => startApp({ workers: ['ingestion'] }))
+  const key = forSuite(
+    async () =>
+      (
+        await app.projectWith([
+          'tools:*',
+          'secrets:*',
+          'files:*',
+          'documents:*',
+          'ingestion-rules:*',
+          'actors:ListActors',
+        ])
+      ).key,
+  )
 
   let files = 0
   const ingested = async (content_type: string) => {
@@ -82,7 +78,7 @@ describe('tools in workers', () => {
     }
   })
 
-  it('carry out operations as who asked for the work', async () => {
+  it('carry out operations with the permissions of the caller who requested the work', async () => {
     const tool = await made(key, {
       type: 'platform',
       actions: ['list-actors', 'list-agents'],

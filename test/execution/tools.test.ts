@@ -1,23 +1,22 @@
 import assert from 'node:assert/strict'
 import { newId } from '#core/base/ids.ts'
 import { sql } from '#core/db/sql.ts'
-import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { type Client, startApp } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
+import { forSuite } from '../support/suite.ts'
 import { call, made, refused, refusedAt, secretOf } from './tool-target.ts'
 
 const URL = 'https://api.example.com/v1/items'
 const CRUD = ['tools:CreateTool', 'tools:GetTool', 'tools:ListTools', 'tools:UpdateTool', 'tools:DeleteTool']
 
 describe('tools', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { TOOL_CALL_TIMEOUT_MS: '20000' } }))
   let id: string
   let key: Client
 
   before(async () => {
-    app = await startApp({ env: { TOOL_CALL_TIMEOUT_MS: '20000' } })
     ;({ id, key } = await app.projectWith([...CRUD, 'secrets:CreateSecret', 'secrets:UseSecret', 'events:*']))
   })
-  after(() => app?.close())
 
   const create = (fields: object) => key.post('/tools', { name: 'tool', ...fields })
 
@@ -53,7 +52,7 @@ describe('tools', () => {
     refusedAt(await key.post('/tools', {}), 'name')
   })
 
-  it('keep every field as it was written, with tokens unresolved', async () => {
+  it('store every field unchanged, with tokens unresolved', async () => {
     const secret = await secretOf(key, 'the value of the secret')
     const fields = {
       name: 'everything',
@@ -187,7 +186,7 @@ describe('tools', () => {
     assert.equal(await total(), 0)
   })
 
-  it('take tokens only where they may stand, and name the others', async () => {
+  it('accept tokens only in certain fields, and name the others', async () => {
     const secret = await secretOf(key, 'value')
     const S = `{{secret:${secret}}}`
     const execute = (fields: object) => ({ execute: { url: URL, ...fields } })
@@ -239,7 +238,7 @@ describe('tools', () => {
   describe('with secrets', () => {
     const naming = (secret: string) => ({ execute: { url: URL, headers: { 'X-Key': `{{secret:${secret}}}` } } })
 
-    it('name those of their project; others are as if they did not exist', async () => {
+    it('name secrets of their project; other secrets are not found', async () => {
       const other = await app.project()
       const foreign = await secretOf(other.key, 'value')
       for (const secret of [foreign, newId('sec'), 'sec_0']) {
@@ -309,7 +308,7 @@ describe('tools', () => {
       refused(await key.get(`/tools/${tool.id}`), 404, 'RESOURCE_NOT_FOUND')
     })
 
-    it('at once without losing a field', async () => {
+    it('concurrently without losing a field', async () => {
       const tool = await made(key, {})
       const fields = [
         { description: 'd' },
@@ -454,7 +453,7 @@ describe('tools', () => {
     )
   })
 
-  it('say what they offer, without what presets fix, under a name that models accept', async () => {
+  it('list their actions, without preset arguments, under a name that models accept', async () => {
     const parameters = { type: 'object', required: ['a', 'b'], properties: { a: {}, b: {} } }
     const tool = await made(key, { name: 'Wetter, heute!', description: 'd', parameters, preset_parameters: { a: 1 } })
     assert.deepEqual((await key.get(`/tools/${tool.id}/actions`)).body, {

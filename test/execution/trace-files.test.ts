@@ -14,6 +14,7 @@ import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { runWorker, steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { openStream, readStream } from './streams.ts'
 
@@ -81,14 +82,12 @@ function kit(app: AgentApp) {
 
 describe('steps files of traces', function () {
   this.timeout(60_000)
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ env: { PROVIDER_MAX_RETRIES: '0', GENERATION_SWEEP_SECONDS: '1' } }))
   let t: ReturnType<typeof kit>
 
   before(async () => {
-    app = await startAgentApp({ env: { PROVIDER_MAX_RETRIES: '0', GENERATION_SWEEP_SECONDS: '1' } })
     t = kit(app)
   })
-  after(() => app.close())
 
   it('take the steps of a settled turn from the journal; its transcript is unchanged', async () => {
     const agent = await t.twoSteps('moved')
@@ -240,7 +239,7 @@ describe('steps files of traces', function () {
     assert.equal((await t.transcript(generation_id)).steps.length, 1)
     await t.open('slow')
     await t.written(trace_id)
-    // The slow one was asked first.
+    // The slow one was called first.
     assert.deepEqual(
       (await t.steps(file_id)).map(step => step.generation_id),
       [generation_id, generation_id, quick.id],
@@ -290,7 +289,7 @@ describe('steps files of traces', function () {
               `select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()`,
             )
           ).length > 0,
-        { what: 'somebody who waits for the turn' },
+        { what: 'a caller that waits for the turn' },
       )
       await settling.query('commit')
       await t.written(first.trace_id)
@@ -379,7 +378,7 @@ describe('steps files of traces', function () {
         const { scans, lookups } = await counted(tx)
         // The session may still have counts of earlier transactions.
         assert.deepEqual([scans - before.scans, lookups > before.lookups], [0, true])
-        throw new Error('as it was')
+        throw new Error('unchanged')
       }),
       /as it was/,
     )

@@ -5,6 +5,7 @@ import { createTurn, type TurnInput } from '#execution/generations/request/creat
 import { type Client, eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { loadBeside } from '../support/modules.ts'
+import { scriptOf, toolCall } from '../support/scripts.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { guardrail } from './guardrail-support.ts'
 import { json, made, startTarget, type Target } from './tool-target.ts'
@@ -21,8 +22,6 @@ describe('turns of runs', () => {
   const told: { id: string; what: string }[] = []
 
   const RUN = 'orch_run_t'
-  const call = (name: string, args: object = {}) => ({ tool_calls: [{ name, args }] })
-  const script = (...replies: object[]) => `@double ${JSON.stringify(replies)}`
 
   before(async () => {
     target = await startTarget()
@@ -123,7 +122,10 @@ describe('turns of runs', () => {
       guard: { '<': [{ var: 'runtime.usage.orchestration_run_tokens' }, 0] },
     })
     const agent = await app.agent({ tool_bindings: [{ tool_id: tool.id }], guardrail_ids: [rule.id, stop.id] })
-    const { id, run_id } = await turn(agent, script(call('pay', { n: 1 }), call('pay', { n: 9 }), { text: 'ok' }))
+    const { id, run_id } = await turn(
+      agent,
+      scriptOf(toolCall('pay', { n: 1 }), toolCall('pay', { n: 9 }), { text: 'ok' }),
+    )
     assert.equal((await ended(id)).status, 'completed')
     const { steps } = (await app.key.get(`/generations/${id}/transcript`)).body
     assert.deepEqual(
@@ -167,7 +169,7 @@ describe('turns of runs', () => {
     })
     const free = await app.agent({ tool_bindings: [{ tool_id: tool.id }] })
     const held = await app.agent({ tool_bindings: [{ tool_id: tool.id }], guardrail_ids: [rule.id] })
-    const prompt = script(call('pay'), { text: 'ok' })
+    const prompt = scriptOf(toolCall('pay'), { text: 'ok' })
     const status = async (id: string) => {
       await ended(id)
       const { steps } = (await app.key.get(`/generations/${id}/transcript`)).body
@@ -177,7 +179,7 @@ describe('turns of runs', () => {
     assert.equal(await status(first.id), 'called')
     const orchestration = { run_id: first.run_id, node_id: 'next', attempt: 1 }
     assert.equal(await status((await turn(held, prompt, { orchestration })).id), 'called')
-    // By now there are two calls; in another run, and outside of runs, there is none.
+    // Now there are two calls; in another run, and outside of runs, there is none.
     assert.equal(await status((await turn(held, prompt, { orchestration })).id), 'tripwire')
     assert.equal(await status((await turn(held, prompt)).id), 'tripwire')
     assert.equal(await status((await turn(held, prompt, { orchestration: null })).id), 'tripwire')
@@ -193,7 +195,7 @@ describe('turns of runs', () => {
     const agent = await app.agent({ tool_bindings: [{ tool: ask }] })
     const { id, run_id } = await turn(
       agent,
-      script(call('ask_create-agent-generation', { prompt: 'hi' }), { text: 'ok' }),
+      scriptOf(toolCall('ask_create-agent-generation', { prompt: 'hi' }), { text: 'ok' }),
     )
     await ended(id)
     const nested = (await ofRun(run_id)).find(each => each.id !== id)
@@ -204,7 +206,7 @@ describe('turns of runs', () => {
 
   it('leave it to turns that repeat them', async () => {
     const agent = await app.agent({ output_schema: { type: 'object' } })
-    const { id, run_id } = await turn(agent, script({ text: 'no object' }, { text: '{}' }))
+    const { id, run_id } = await turn(agent, scriptOf({ text: 'no object' }, { text: '{}' }))
     assert.equal((await ended(id)).status, 'failed')
     assert.deepEqual(toldOf(id), ['settled failed'])
     await app.key.post(`/generations/${id}/retry?wait=true`)
@@ -237,7 +239,7 @@ describe('turns of runs', () => {
 
   it('notify their owner of a pause and of its end', async () => {
     const agent = await app.agent({ tool_bindings: [{ tool: { name: 'pick', type: 'client' } }] })
-    const { id } = await turn(agent, script(call('pick'), { text: 'done' }))
+    const { id } = await turn(agent, scriptOf(toolCall('pick'), { text: 'done' }))
     const row = await ended(id)
     assert.equal(row.status, 'requires_action')
     assert.deepEqual(toldOf(id), ['paused requires_action'])
@@ -246,8 +248,8 @@ describe('turns of runs', () => {
     assert.equal((await app.key.post(path, { tool_outputs: [{ tool_call_id: 'other', output: 1 }] })).status, 400)
     assert.equal((await app.key.post(path, { tool_outputs: [{ tool_call_id, output: 1 }] })).status, 200)
     assert.deepEqual(toldOf(id), ['paused requires_action', 'resumed in_progress', 'settled completed'])
-    // One that is called off while it waits.
-    const other = await turn(agent, script(call('pick'), { text: 'done' }))
+    // A call that is cancelled while it waits.
+    const other = await turn(agent, scriptOf(toolCall('pick'), { text: 'done' }))
     await ended(other.id)
     await app.key.post(`/generations/${other.id}/cancel`)
     assert.deepEqual(toldOf(other.id), ['paused requires_action', 'settled failed'])

@@ -1,46 +1,35 @@
 import assert from 'node:assert/strict'
 import { eventually } from '../support/app.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { createdBy } from '../support/replies.ts'
+import { toolCall } from '../support/scripts.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { guardrail } from './guardrail-support.ts'
-import { json, startTarget, type Target } from './tool-target.ts'
+import { json, startTarget } from './tool-target.ts'
 
 const script = (...replies: object[]) => ({ prompt: `@double ${JSON.stringify(replies)}` })
-const call = (name: string, args: object = {}) => ({ tool_calls: [{ name, args }] })
 const text = (text: string) => ({ text })
 
 describe('what turns with tools offer and record', () => {
-  let app: AgentApp
-  let target: Target
-
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
-  })
-  after(async () => {
-    await app?.close()
-    await target?.close()
-  })
+  const target = forSuite(startTarget)
+  const app = forSuite(() => startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
   beforeEach(() => {
     target.answer = json({ ok: true })
     target.requests.length = 0
   })
 
   const parameters = { type: 'object', required: ['amount'], properties: { amount: { type: 'integer' } } }
-  const tool = async (name: string, fields: object = {}): Promise<string> => {
-    const made = await app.key.post('/tools', {
-      name,
-      parameters,
-      execute: { url: `${target.url}/${name}` },
-      ...fields,
-    })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body.id
-  }
-  const generate = async (agent: string, body: object): Promise<any> => {
-    const reply = await app.key.post(`/agents/${agent}/generate?wait=true`, body)
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const tool = async (name: string, fields: object = {}): Promise<string> =>
+    (
+      await createdBy(app.key, '/tools', {
+        name,
+        parameters,
+        execute: { url: `${target.url}/${name}` },
+        ...fields,
+      })
+    ).id
+  const generate = (agent: string, body: object): Promise<any> =>
+    createdBy(app.key, `/agents/${agent}/generate?wait=true`, body, 200)
   const resultsOf = async (id: string): Promise<any[]> =>
     (await app.admin.get(`/generations/${id}/transcript`)).body.steps.flatMap(({ tool_results }: any) => tool_results)
   const activity = async (id: string, kind: string): Promise<any[]> =>
@@ -65,7 +54,7 @@ describe('what turns with tools offer and record', () => {
     ])
     assert.equal(shown.approval_evidence.type, 'string')
     assert.deepEqual(Object.keys(free), ['amount'])
-    const body = await generate(agent, script(call('guarded', { approval_evidence: 'own' }), text('waits')))
+    const body = await generate(agent, script(toolCall('guarded', { approval_evidence: 'own' }), text('waits')))
     const [{ result }] = await resultsOf(body.id)
     const { body: item } = await app.key.get(`/approvals/${result.approval_id}`)
     assert.deepEqual([item.proposed_action.arguments, item.evidence], [{ approval_evidence: 'own' }, null])

@@ -6,21 +6,17 @@ import { compressEnvelope, readEnvelope, StoredEnvelope, storedEnvelope } from '
 import { countStatements } from '../bench/http.ts'
 import { eventually } from '../support/app.ts'
 import { statementsOfEach } from '../support/statements.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 
 /** Until the steps of a turn have gone into the file of its trace. */
 const TRACE_WRITTEN_MS = 500
-/** The look at all queues once a second, which rounds of a second would all have. */
+/** The poll of all queues once a second, which rounds of a second would all have. */
 const QUEUE_POLL = /^\s*with queue as materialized/
 
 describe('statements', function () {
   this.timeout(60_000)
-  let app: AgentApp
-
-  before(async () => {
-    app = await startAgentApp({ inProcess: true })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startAgentApp({ inProcess: true }))
 
   /** Rounds that fill caches and prepare statements, and rounds that count. */
   const ROUNDS = { first: 6, counted: 8 }

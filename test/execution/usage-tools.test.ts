@@ -6,20 +6,19 @@ import { runWorker } from '../support/hosts.ts'
 import { COSTLY_ITEMS, costly, occupyThreads } from '../support/occupied-threads.ts'
 import { startProcess } from '../support/processes.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
+import { forSuite } from '../support/suite.ts'
 import { madeDecider, TOOL_ANSWERS } from './decider-support.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { startAgentApp } from './fixtures.ts'
 import { accepted, shared } from './share-support.ts'
-import { json, made, startTarget, type Target } from './tool-target.ts'
+import { json, made, startTarget } from './tool-target.ts'
 
 const script = (...replies: object[]) => ({ prompt: `@double ${JSON.stringify(replies)}` })
 const PAST = '2020-01-01T00:00:00Z'
 
 describe('usage of tools', () => {
-  let app: AgentApp
-  let target: Target
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
       workers: ['generation', 'delivery'],
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1' },
       actions: [
@@ -33,12 +32,8 @@ describe('usage of tools', () => {
         'activity:*',
         'actors:*',
       ],
-    })
-  })
-  after(async () => {
-    await app.close()
-    await target.close()
-  })
+    }),
+  )
   beforeEach(() => {
     target.answer = json({ ok: true })
   })
@@ -68,7 +63,7 @@ describe('usage of tools', () => {
     quantity,
   })
 
-  it('is one event of each call, whether it fails or not, and none of one that was refused', async () => {
+  it('is one event of each call, whether it fails or not, and none of a refused call', async () => {
     const { id, name } = await tool({ parameters: { type: 'object', properties: { n: { type: 'integer' } } } })
     assert.equal((await app.key.post(`/tools/${id}/call`, { input: { n: 1 } })).status, 200)
     target.answer = json({}, 500)
@@ -110,7 +105,7 @@ describe('usage of tools', () => {
       [late?.cost_usd, late?.components.length, late?.components[0].quantity, late?.tool_id],
       [20, 1, 80, id],
     )
-    // What is stored meanwhile is sealed.
+    // Data stored meanwhile is sealed.
     const messages = await app.services.pool.oneFirst(
       sql.unsafe`select json_agg(data)::text from pgboss.job_common where name = 'usage.price_quantities'`,
     )
@@ -154,7 +149,7 @@ describe('usage of tools', () => {
       )
   })
 
-  it('of a call that is repeated behind a crash is written once', async () => {
+  it('of a call that is repeated after a crash is written once', async () => {
     const own = await startAgentApp({ workers: [], env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
     const env = { EGRESS_ALLOW_HOSTS: '127.0.0.1', GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1' }
     const doomed = { ...env, FAULT_POINTS: 'after_tool=kill' }
@@ -249,7 +244,7 @@ describe('usage of tools', () => {
     assert.deepEqual([event.source, event.meter_type], ['decider', 'llm_tokens'])
   })
 
-  it('has what prices of the tool add, and 0 of what is no quantity', async () => {
+  it('includes the prices of the tool, and 0 of values that are no quantity', async () => {
     const { id } = await tool({ output_mapping: { hidden: true } })
     const [price] = await put([perPage(id)])
     target.answer = json({ pages: 3 })

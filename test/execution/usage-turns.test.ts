@@ -4,26 +4,25 @@ import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { rounds } from '../support/rounds.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { toolCall } from '../support/scripts.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { accepted, shared } from './share-support.ts'
-import { json, startTarget, type Target } from './tool-target.ts'
+import { json, startTarget } from './tool-target.ts'
 
 const USED = { prompt_tokens: 100, completion_tokens: 20, cached_tokens: 40 }
 const script = (...replies: object[]) => ({
   prompt: `@double ${JSON.stringify(replies.map(reply => ({ usage: USED, ...reply })))}`,
 })
-const call = (name: string, args: object = {}) => ({ tool_calls: [{ name, args }] })
 const text = (text: string) => ({ text })
 
 const quantities = (event: any) =>
   Object.fromEntries(event.components.map(({ component, quantity }: any) => [component, quantity]))
 
 describe('usage of turns', () => {
-  let app: AgentApp
-  let target: Target
-  before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
       actions: [
         'agents:*',
@@ -37,12 +36,8 @@ describe('usage of turns', () => {
         'shares:*',
         'projects:ManageProjectPrices',
       ],
-    })
-  })
-  after(async () => {
-    await app.close()
-    await target.close()
-  })
+    }),
+  )
   beforeEach(() => {
     target.answer = json({ ok: true })
   })
@@ -97,7 +92,7 @@ describe('usage of turns', () => {
     ])
     const agent = await app.agent({ model: 'priced', tool_bindings: [inline('look')] })
     const turn = await generate(agent, {
-      ...script(call('look'), call('look'), call('look'), text('done')),
+      ...script(toolCall('look'), toolCall('look'), toolCall('look'), text('done')),
       action_id: 'mine',
     })
     const [event, ...others] = await events(`generation_id=${turn.id}&meter_type=llm_tokens`)
@@ -167,7 +162,7 @@ describe('usage of turns', () => {
       tool_bindings: [inline('look')],
       output_schema: { type: 'object', required: ['n'], properties: { n: { type: 'integer' } } },
     })
-    const asked = await app.key.post(`/agents/${agent}/generate`, script(call('look'), text('no object')))
+    const asked = await app.key.post(`/agents/${agent}/generate`, script(toolCall('look'), text('no object')))
     const record = await ended(asked.body.generation_id)
     assert.equal(record.error.code, 'OUTPUT_SCHEMA_VALIDATION_FAILED')
     const [event] = await events(`generation_id=${record.id}&meter_type=llm_tokens`)
@@ -190,7 +185,7 @@ describe('usage of turns', () => {
   }))
     it(`of a paused turn that is ${how} is written with its end`, async () => {
       const agent = await app.agent({ tool_bindings: [{ tool: { name: 'ask', type: 'client' } }] })
-      const paused = await generate(agent, script(call('ask')))
+      const paused = await generate(agent, script(toolCall('ask')))
       assert.equal(paused.status, 'requires_action', JSON.stringify(paused))
       assert.deepEqual(await events(`generation_id=${paused.id}`), [])
       assert.equal((await end(paused.id)).status, 200)
@@ -203,7 +198,7 @@ describe('usage of turns', () => {
     const double = client(app.double)
     await double.put('first', {
       rules: [
-        { when: { call: 1 }, reply: { ...call('look'), usage: USED } },
+        { when: { call: 1 }, reply: { ...toolCall('look'), usage: USED } },
         { reply: { error: { status: 500, message: 'down' } } },
       ],
     })
@@ -297,7 +292,7 @@ describe('usage of turns whose workers are killed', function () {
       }
       worker = await startProcess('worker', app.databaseUrl, FAST, ['generation'])
       await eventually(async () => (await completed()) === TURNS, { within: 30_000 + TURNS * 450 })
-      // Beside them there are requests of the key, on a slow machine.
+      // In addition there are requests of the key, on a slow machine.
       const made = (await usageOf(app, app.projectId)).filter(({ meter_type }) => meter_type === 'llm_tokens')
       assert.equal(made.length, TURNS)
       assert.equal(new Set(made.map(({ generation_id }) => generation_id)).size, TURNS)

@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
-import { createServer, type Server } from 'node:http'
+import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
+import { forSuite } from '../support/suite.ts'
 import { processorTime } from '../support/timing.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { startAgentApp } from './fixtures.ts'
 
 const frame = (delta: object, finish_reason: string | null = null) =>
   `data: ${JSON.stringify({ id: 'x', object: 'chat.completion.chunk', created: 1, model: 'm', choices: [{ index: 0, delta, finish_reason }] })}\n\n`
@@ -31,14 +32,9 @@ function* texts(count: number): Generator<string> {
 const MOST_MS = 15_000
 
 describe('an answer in many parts', () => {
-  let app: AgentApp
-  let vendor: Server
-  let answer: () => Generator<string>
-  let sent = 0
-
-  before(async () => {
-    app = await startAgentApp({ actions: ['agents:*', 'generations:*'] })
-    vendor = createServer(async (_request, response) => {
+  const app = forSuite(() => startAgentApp({ actions: ['agents:*', 'generations:*'] }))
+  const vendor = forSuite(async () =>
+    createServer(async (_request, response) => {
       response.writeHead(200, { 'content-type': 'text/event-stream' })
       for (const piece of answer()) {
         if (response.destroyed) return
@@ -46,12 +42,13 @@ describe('an answer in many parts', () => {
         if (!response.write(piece)) await new Promise(resolve => response.once('drain', resolve).once('close', resolve))
       }
       response.end(`${frame({}, 'tool_calls')}data: [DONE]\n\n`)
-    })
+    }),
+  )
+  let answer: () => Generator<string>
+  let sent = 0
+
+  before(async () => {
     await new Promise<void>(resolve => vendor.listen(0, '127.0.0.1', resolve))
-  })
-  after(async () => {
-    await app?.close()
-    vendor?.close()
   })
 
   const generate = async () => {

@@ -9,9 +9,11 @@ import { sql } from '#core/db/sql.ts'
 import { callModel } from '#execution/providers/call.ts'
 import { aiProviderKind } from '#execution/providers/model.ts'
 import type { ModelRequest } from '#execution/providers/model-messages.ts'
-import { type Double, startDouble } from '#local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
-import { startVendors, type Vendors } from './vendors.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+import { startVendors } from './vendors.ts'
 
 const WEATHER = {
   name: 'get_weather',
@@ -30,13 +32,11 @@ const CACHED_USAGE = {
 
 describe('model calls', () => {
   let app: TestApp
-  let vendors: Vendors
-  let double: Double
+  const vendors = forSuite(startVendors)
+  const double = forSuite(startDouble)
   let key: Client
 
   before(async () => {
-    vendors = await startVendors()
-    double = await startDouble()
     process.env.AWS_ENDPOINT_URL_BEDROCK_RUNTIME = vendors.url
     process.env.AWS_ENDPOINT_URL_BEDROCK = vendors.url
     app = await startApp({
@@ -53,21 +53,13 @@ describe('model calls', () => {
     delete process.env.AWS_ENDPOINT_URL_BEDROCK_RUNTIME
     delete process.env.AWS_ENDPOINT_URL_BEDROCK
     await app?.close()
-    await double?.close()
-    await vendors?.close()
   })
 
-  const secret = async (value: string): Promise<string> => {
-    const made = await key.post('/secrets', { name: 'credential', value })
-    assert.equal(made.status, 201)
-    return made.body.id
-  }
+  const secret = async (value: string): Promise<string> =>
+    (await createdBy(key, '/secrets', { name: 'credential', value })).id
 
-  const provider = async (fields: Record<string, unknown>): Promise<string> => {
-    const made = await key.post('/ai-providers', { name: 'p', default_model: 'model-1', ...fields })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body.id
-  }
+  const provider = async (fields: Record<string, unknown>): Promise<string> =>
+    (await createdBy(key, '/ai-providers', { name: 'p', default_model: 'model-1', ...fields })).id
 
   /** A provider whose address the egress rule refuses. */
   const blocked = (): Promise<string> => provider({ provider: 'custom', base_url: 'http://10.1.2.3/v1' })
@@ -95,7 +87,7 @@ describe('model calls', () => {
 
   /** Text, streamed text and a tool call of one provider, which every vendor must give in the same shape. */
   const answersAsOthers = async (id: string, text: string, usage: object, streams = true) => {
-    // The package of anthropic notes that it does not know the model.
+    // The package of anthropic notes that it has no entry for the model.
     const { notes: _, served_model: __, ...whole } = await call(id)
     assert.deepEqual(whole, {
       text,
@@ -122,7 +114,7 @@ describe('model calls', () => {
   }
 
   describe('of each vendor', () => {
-    it('speaks the chat API of openai below a base_url, and its responses API when asked', async () => {
+    it('speaks the chat API of openai below a base_url, and its responses API when configured', async () => {
       const secret_id = await secret('sk-openai-key')
       const base_url = `${vendors.url}/openai/v1/`
       const chat = await provider({
@@ -510,7 +502,7 @@ describe('model calls', () => {
       assert.equal(await calls(model), 3)
     })
 
-    it('are given up after PROVIDER_MAX_RETRIES, naming status and text', async () => {
+    it('are abandoned after PROVIDER_MAX_RETRIES, naming status and text', async () => {
       const { id, model } = await custom(replies({ error: { status: 500, message: 'out of order' } }))
       await assert.rejects(call(id, { model }), (error: any) => {
         assert.equal(error.code, 'AI_PROVIDER_ERROR')
@@ -611,7 +603,7 @@ describe('model calls', () => {
       })
     })
 
-    it('end at once when the caller aborts, with the reason of the abort', async () => {
+    it('end immediately when the caller aborts, with the reason of the abort', async () => {
       const { id, model } = await custom(replies({ delay_ms: 5000 }))
       const controller = new AbortController()
       const reason = new Error('superseded')
@@ -641,7 +633,7 @@ describe('model calls', () => {
   })
 
   describe('tried by the check of a provider', () => {
-    it('tell that the provider answers', async () => {
+    it('report that the provider answers', async () => {
       const id = await provider({ provider: 'custom', base_url: `${vendors.url}/custom/v1` })
       const checked = await key.post(`/ai-providers/${id}/check`)
       assert.equal(checked.status, 200)
@@ -652,7 +644,7 @@ describe('model calls', () => {
       assert.equal(vendors.last().body.model, 'other')
     })
 
-    it('tell what is wrong, once', async () => {
+    it('report the error, once', async () => {
       const id = await provider({ provider: 'custom', base_url: `${vendors.url}/custom/v1` })
       vendors.next('/custom', { status: 503, body: { error: { message: 'down' } } })
       const sent = vendors.requests.length
@@ -729,7 +721,7 @@ describe('model calls', () => {
       ['abcd1234', 'ours', null],
     ] as const
 
-    it('of azure are those of its v1 API', async () => {
+    it('of azure come from its v1 API', async () => {
       const secret_id = await secret('azure-listing')
       for (const path of ['/azure/openai', '/azure/openai/v1/']) {
         const listed = await models(await provider({ provider: 'azure', secret_id, base_url: `${vendors.url}${path}` }))

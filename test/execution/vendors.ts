@@ -16,7 +16,7 @@ export type Vendors = {
   close(): Promise<void>
 }
 
-/** One server that speaks the wire formats of the vendors, each below a path of its own. */
+/** One server that speaks the wire formats of the vendors, each below a separate path. */
 export async function startVendors(): Promise<Vendors> {
   const requests: VendorRequest[] = []
   const planned: { part: string; reply: VendorReply }[] = []
@@ -95,7 +95,7 @@ function chat(path: string, body: any): VendorReply {
         { ...frame, choices: [{ index: 0, delta: { role: 'assistant', content: 'chat ' }, finish_reason: null }] },
         { ...frame, choices: [{ index: 0, delta: { content: 'answer' }, finish_reason: null }] },
         { ...frame, choices: [{ index: 0, delta: {}, finish_reason: 'stop' }] },
-        // groq reports it in a field of its own.
+        // groq reports it in a separate field.
         { ...frame, choices: [], ...(path.startsWith('/groq') ? { x_groq: { id: 'req_1', usage } } : { usage }) },
       ])}data: [DONE]\n\n`,
     }

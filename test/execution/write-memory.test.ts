@@ -2,7 +2,9 @@ import assert from 'node:assert/strict'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
-import { type AgentApp, startAgentApp } from './fixtures.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
 import { refused } from './tool-target.ts'
 
 const ACTIONS = [
@@ -18,15 +20,9 @@ const ACTIONS = [
 
 describe('the tool write_memory', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let double: ReturnType<typeof client>
+  const app = forSuite(() => startAgentApp({ actions: ACTIONS, workers: ['generation', 'delivery'] }))
+  const double = forSuite(() => client(app.double))
   let lanes = 0
-
-  before(async () => {
-    app = await startAgentApp({ actions: ACTIONS, workers: ['generation', 'delivery'] })
-    double = client(app.double)
-  })
-  after(() => app.close())
 
   const store = async (): Promise<string> => (await app.key.post('/memory-stores', { name: `s ${++lanes}` })).body.id
   const writing = { tool_calls: [{ name: 'write_memory', args: { content: ' Ada likes tea ' } }] }
@@ -37,11 +33,8 @@ describe('the tool write_memory', function () {
     const knowledge_config = { write_memory_store_id: storeId }
     return { lane, id: await app.agent({ model: `${lane}/m`, knowledge_config, ...fields }) }
   }
-  const turn = async (agent: string): Promise<string> => {
-    const reply = await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'Remember that' })
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body.id
-  }
+  const turn = async (agent: string): Promise<string> =>
+    (await createdBy(app.key, `/agents/${agent}/generate?wait=true`, { prompt: 'Remember that' }, 200)).id
   const firstResult = async (generation: string): Promise<any> =>
     (await app.key.get(`/generations/${generation}/transcript`)).body.steps[0].tool_results[0]
   const entries = async (storeId: string): Promise<any[]> =>

@@ -1,23 +1,23 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { sweepFormations } from '#formations/requests/saved-plans.ts'
-import { eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 import { active, fresh, physical, planned, store, updated } from './support.ts'
 
 const ACTIONS = ['formations:*', 'memories:*']
 
 describe('formations over their life', () => {
-  let app: TestApp
-  let project: TestProject
-  before(async () => {
-    app = await startApp({
+  const app = forSuite(() =>
+    startApp({
       workers: ['orchestration', 'trigger', 'delivery'],
       env: { TRIGGER_SCHEDULER_INTERVAL_MS: '1000' },
-    })
-    project = await app.projectWith([...ACTIONS, 'triggers:*', 'exceptions:*', 'ai-providers:*', 'agents:*'])
-  })
-  after(() => app?.close())
+    }),
+  )
+  const project = forSuite(() =>
+    app.projectWith([...ACTIONS, 'triggers:*', 'exceptions:*', 'ai-providers:*', 'agents:*']),
+  )
 
   const problemsOf = async (formation: { id: string }, body: object) => {
     const { status, body: refusal } = await project.key.put(`/formations/${formation.id}`, body)
@@ -33,7 +33,7 @@ describe('formations over their life', () => {
       return body
     }
 
-    it('is told by resource and field, apart from fields that the template ignores', async () => {
+    it('is reported by resource and field, except fields that the template ignores', async () => {
       const formation = await active(project.key, {
         resources: {
           A: store('a', {}, { description: 'one' }),
@@ -65,7 +65,7 @@ describe('formations over their life', () => {
       const planner = await app.admin.post('/project-keys', { project_id: project.id, policy_ids: [policy.body.id] })
       const seen = await drift(formation, app.as(planner.body.secret))
       assert.deepEqual(seen.resources[0], { logical_id: 'A', resource_type: 'memory_store', status: 'drifted' })
-      // What is ignored is neither planned nor applied.
+      // An ignored field is neither planned nor applied.
       const after = await updated(project.key, formation, {})
       assert.equal((await drift(after)).drifted, false)
       const kept = (await project.key.get(`/memory-stores/${physical(after, 'C')}`)).body
@@ -105,7 +105,7 @@ describe('formations over their life', () => {
       assert.deepEqual(await filed('open'), [])
       const [closed] = await filed('resolved')
       assert.deepEqual([closed.id, closed.resolved_by], [exception.id, null])
-      // What is left when the formation goes is over too.
+      // The remaining state when the formation goes is over too.
       await project.key.patch(path, { description: 'again' })
       await fire()
       assert.equal((await filed('open')).length, 1)
@@ -163,7 +163,7 @@ describe('formations over their life', () => {
       assert.equal(physical((await adopt(formation, 'A', own)).body, 'A'), own)
     })
 
-    it('refuses other types, other projects, what is managed and what the caller may not change', async () => {
+    it('refuses other types, other projects, managed resources and resources that the caller may not change', async () => {
       const formation = await active(project.key, template)
       const provider = { name: 'p', provider: 'ollama', default_model: 'm' }
       const agent = (await project.key.post('/ai-providers', provider)).body.id
@@ -275,7 +275,7 @@ describe('formations over their life', () => {
       assert.deepEqual([after.status, physical(after, 'A')], ['active', own])
     })
 
-    it('refuse what is not declared, not there, another type, another project or managed, and write nothing', async () => {
+    it('refuse undeclared or missing resources, another type, another project or managed ones, and write nothing', async () => {
       const own = await storeOf()
       const provider = { name: 'p', provider: 'ollama', default_model: 'm' }
       const other = (await project.key.post('/ai-providers', provider)).body.id
@@ -302,7 +302,7 @@ describe('formations over their life', () => {
       assert.deepEqual([status, body.error.meta.problems[0].path], [400, 'import_resources.A'])
     })
 
-    it('take a resource over once, however many ask for it at once', async () => {
+    it('import a resource once, under any number of concurrent deploys', async () => {
       const own = await storeOf()
       const replies = await Promise.all(
         [1, 2, 3].map(() =>
@@ -313,7 +313,7 @@ describe('formations over their life', () => {
     })
   })
 
-  it('take a resource over once, however many ask for it at once', async () => {
+  it('take a resource over once, under any number of concurrent requests', async () => {
     const template = {
       parameters: { Adopt: { default: 'no' } },
       resources: { A: store('a', { condition: { param_equals: ['Adopt', 'yes'] } }) },
@@ -367,7 +367,7 @@ describe('formations over their life', () => {
     const template = { resources: { O: { type: 'orchestration', properties: { name: 'o', nodes, edges: [] } } } }
     const formation = await active(own.key, template)
     const before = physical(formation, 'O')
-    // As it is from its delete until its runs are gone.
+    // The state from its delete until its runs are gone.
     await app.services.pool.query(rawQuery(`update orchestrations set managed_by = 'deletion' where id = $1`, [before]))
     const drift = (await own.key.get(`/formations/${formation.id}/drift`)).body
     assert.equal(drift.resources[0].status, 'missing')

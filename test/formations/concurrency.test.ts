@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { type Client, eventually, type Reply, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { type Client, eventually, type Reply, startApp } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 const store = (name: string) => ({ type: 'memory_store', properties: { name } })
 const LINKED = {
@@ -12,31 +14,21 @@ const LINKED = {
 }
 const LARGE = 500
 
-describe('formations that several ask for', function () {
+describe('formations with concurrent requests', function () {
   this.timeout(180_000)
-  let app: TestApp
-  let project: TestProject
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
   const workers = steadyWorkers()
   const work = () => workers.start(app.databaseUrl, {}, ['orchestration'])
   const codes = (replies: Reply[]) => replies.map(({ status, body }) => body.error?.code ?? status).sort()
-  const accepted = async (by: Client, body: object): Promise<string> => {
-    const reply = await by.post('/formations?wait=false', body)
-    assert.equal(reply.status, 202, JSON.stringify(reply.body))
-    return reply.body.id
-  }
+  const accepted = async (by: Client, body: object): Promise<string> =>
+    (await createdBy(by, '/formations?wait=false', body, 202)).id
   const ended = (id: string): Promise<any> =>
     eventually(async () => {
       const { body } = await app.admin.get(`/formations/${id}`)
       return /ing$/.test(body.status) ? null : body
     })
-
-  // No worker runs but where a test starts one, so that what is asked for meanwhile finds the operation running.
-  before(async () => {
-    app = await startApp()
-    project = await app.project()
-  })
   afterEach(() => workers.stop())
-  after(() => app?.close())
 
   it('get one name once', async () => {
     const asked = { name: 'wanted', template: { resources: { A: store('a') } } }
@@ -75,7 +67,7 @@ describe('formations that several ask for', function () {
     assert.equal([update, deletion].filter(reply => reply.status === 409).length, 1, codes([update, deletion]).join())
   })
 
-  it('go on with the rights of the moment: none of a key that was revoked', async () => {
+  it('continue with the current permissions: none of a key that was revoked', async () => {
     const other = await app.project()
     const id = await accepted(other.key, { name: 'revoked', template: LINKED })
     assert.equal((await app.admin.delete(`/project-keys/${other.keyId}`)).status, 204)
@@ -85,7 +77,7 @@ describe('formations that several ask for', function () {
     assert.equal((await app.admin.get(`/ai-providers?project_id=${other.id}`)).body.total, 0)
   })
 
-  it('undo what was made when a right is taken away in between', async () => {
+  it('undo created resources when a permission is revoked meanwhile', async () => {
     const limited = await app.projectWith(['formations:*', 'ai-providers:*', 'agents:*'])
     const id = await accepted(limited.key, { name: 'narrowed', template: LINKED })
     const { policy_ids } = (await app.admin.get(`/project-keys/${limited.keyId}`)).body

@@ -1,22 +1,15 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '#core/db/sql.ts'
 import { sweepFormations } from '#formations/requests/saved-plans.ts'
-import { client, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { client, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { active, physical, planned, store, updated } from './support.ts'
 
 const ACTIONS = ['formations:*', 'memories:*', 'secrets:*']
 
 describe('changes of resources by another way than their formation', () => {
-  let app: TestApp
-  let project: TestProject
-  before(async () => {
-    app = await startApp({ workers: ['orchestration'] })
-    project = await app.projectWith(ACTIONS)
-  })
-  after(() => app?.close())
-
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
+  const app = forSuite(() => startApp({ workers: ['orchestration'] }))
+  const project = forSuite(() => app.projectWith(ACTIONS))
   const template = (description: string) => ({ resources: { S: store('s', {}, { description }) } })
   const edited = async () => {
     const formation = await active(project.key, template('one'))
@@ -25,11 +18,7 @@ describe('changes of resources by another way than their formation', () => {
     assert.equal((await project.key.patch(path, { description: 'by hand' })).status, 200)
     return { formation, path }
   }
-  const plan = async (body: object, query = '') => {
-    const { status, body: shown } = await project.key.post(`/formations/plan${query}`, body)
-    assert.equal(status, 200, JSON.stringify(shown))
-    return shown
-  }
+  const plan = (body: object, query = '') => createdBy(project.key, `/formations/plan${query}`, body, 200)
 
   it('are shown by plans with who made them and when', async () => {
     const { formation } = await edited()
@@ -64,7 +53,7 @@ describe('changes of resources by another way than their formation', () => {
     assert.equal((await project.key.get(path)).body.description, 'by hand')
     await updated(project.key, formation, { force_conflicts: true })
     assert.equal((await project.key.get(path)).body.description, 'one')
-    // Nothing is in conflict with a template that says what was changed.
+    // Nothing is in conflict with a template that says the changed values.
     await project.key.patch(path, { description: 'two' })
     assert.equal(
       (await updated(project.key, formation, { force_conflicts: false, template: template('two') })).status,
@@ -111,7 +100,7 @@ describe('changes of resources by another way than their formation', () => {
     assert.equal((await apply(saved.plan_id)).body.error.code, 'FORMATION_PLAN_STALE')
   })
 
-  it('do not reach a plan of another formation, of another operation, or one that has expired', async () => {
+  it('do not reach a plan of another formation, of another operation, or a plan that has expired', async () => {
     const [one, other] = [await active(project.key, template('a')), await active(project.key, template('b'))]
     const save = async () => (await plan({ formation_id: one.id, template: template('c') }, '?save=true')).plan_id
     const apply = async (formation: any, plan_id: string) =>
@@ -121,14 +110,14 @@ describe('changes of resources by another way than their formation', () => {
     await updated(project.key, one, {})
     assert.equal(await apply(one, foreign), 'FORMATION_PLAN_STALE')
     const late = await save()
-    await rows(`update formation_plans set expires_at = now() - interval '1 second' where id = $1`, [late])
+    await app.rows(`update formation_plans set expires_at = now() - interval '1 second' where id = $1`, [late])
     assert.equal(await apply(one, late), 'FORMATION_PLAN_STALE')
     await sweepFormations(app.services)
-    assert.deepEqual(await rows('select id from formation_plans where id = $1', [late]), [])
+    assert.deepEqual(await app.rows('select id from formation_plans where id = $1', [late]), [])
     const oldest = await save()
     for (let index = 0; index < 20; index++) await save()
     assert.equal(await apply(one, oldest), 'FORMATION_PLAN_STALE')
-    const [{ count }] = await rows('select count(*)::int as count from formation_plans where formation_id = $1', [
+    const [{ count }] = await app.rows('select count(*)::int as count from formation_plans where formation_id = $1', [
       one.id,
     ])
     assert.equal(count, 20)
@@ -148,7 +137,7 @@ describe('changes of resources by another way than their formation', () => {
       '?save=true',
     )
     const written = await plan({ formation_id: formation.id, template: literal }, '?save=true')
-    const stored = await rows('select formation_plans::text as text from formation_plans')
+    const stored = await app.rows('select formation_plans::text as text from formation_plans')
     for (const { text } of stored) assert.doesNotMatch(text, /second-value|literal-value/)
     const { body } = await project.key.put(`/formations/${formation.id}`, { plan_id: saved.plan_id })
     assert.equal(body.status, 'active', JSON.stringify(body))

@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { framesOf } from '../support/frames.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 const PROVIDER = { type: 'ai_provider', properties: { name: 'Demo', provider: 'ollama', default_model: 'demo' } }
 const AGENT = { type: 'agent', properties: { name: 'Support', ai_provider_id: { ref: 'Provider' } } }
@@ -17,19 +19,11 @@ let count = 0
 const fresh = () => `stack ${++count}`
 
 describe('formations', () => {
-  let app: TestApp
-  let project: TestProject
-  before(async () => {
-    app = await startApp({ workers: ['orchestration'], env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
-    project = await app.project()
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startApp({ workers: ['orchestration'], env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
+  const project = forSuite(() => app.project())
 
-  const deployed = async (template: unknown, more: object = {}) => {
-    const { status, body } = await project.key.post('/formations', { name: fresh(), template, ...more })
-    assert.equal(status, 201, JSON.stringify(body))
-    return body
-  }
+  const deployed = (template: unknown, more: object = {}) =>
+    createdBy(project.key, '/formations', { name: fresh(), template, ...more })
   const active = async (template: unknown, more: object = {}) => {
     const formation = await deployed(template, more)
     assert.equal(formation.status, 'active', JSON.stringify(formation.error))
@@ -43,13 +37,13 @@ describe('formations', () => {
     assert.equal(reply.status, 200, JSON.stringify(reply.body))
     return reply.body
   }
-  const planned = async (body: object) => {
-    const reply = await project.key.post('/formations/plan', body)
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body.changes.map(({ logical_id, action }: any) => [logical_id, action])
-  }
+  const planned = async (body: object) =>
+    (await createdBy(project.key, '/formations/plan', body, 200)).changes.map(({ logical_id, action }: any) => [
+      logical_id,
+      action,
+    ])
 
-  it('create what a template declares, in the order of what it refers to', async () => {
+  it('create all resources of a template, in the order of their references', async () => {
     const formation = await active(LINKED)
     assert.deepEqual(
       formation.resources.map(({ logical_id, status }: any) => [logical_id, status]),
@@ -112,7 +106,7 @@ describe('formations', () => {
     assert.equal((await project.key.get('/formations?name=never')).body.total, 0)
   })
 
-  it('undo what a failed deploy has created, and go on with a template that is right', async () => {
+  it('undo resources that a failed deploy has created, and continue with a valid template', async () => {
     const broken = {
       resources: {
         ...LINKED.resources,
@@ -173,7 +167,7 @@ describe('formations', () => {
     assert.equal((await project.key.get(`/quotas/${physical(formation, 'Q')}`)).body.limit, 20)
   })
 
-  it('never show a secret, and leave its value as it is without a new one', async () => {
+  it('never show a secret, and leave its value unchanged without a new one', async () => {
     const template = {
       parameters: { Key: { no_echo: true, use_previous_value: true } },
       resources: { S: { type: 'secret', properties: { name: 'key', value: { param: 'Key' } } } },
@@ -196,7 +190,7 @@ describe('formations', () => {
     assert.equal((await updated(formation, {})).status, 'active')
   })
 
-  it('remove what is no longer declared, and keep what is to be retained', async () => {
+  it('remove undeclared resources, and keep resources that are to be retained', async () => {
     const chat = (name: string, more: object = {}) => ({ type: 'memory_store', properties: { name }, ...more })
     const formation = await active({
       resources: { A: chat('a'), B: chat('b', { deletion_policy: 'retain' }), C: chat('c') },
@@ -212,7 +206,7 @@ describe('formations', () => {
     assert.equal((await project.key.get(`/memory-stores/${physical(formation, 'C')}`)).status, 404)
   })
 
-  it('make again what somebody has deleted', async () => {
+  it('create a deleted resource again', async () => {
     const formation = await active({
       resources: { D: { type: 'document', properties: { content: 'one', path: '/a.txt' } } },
     })
@@ -224,7 +218,7 @@ describe('formations', () => {
     assert.equal((await project.key.get(`/documents/${physical(again, 'D')}`)).body.content, 'one')
   })
 
-  it('ask every action of the caller before anything is made', async () => {
+  it('check every action of the caller before anything is made', async () => {
     const limited = await app.projectWith(['formations:*', 'ai-providers:*'])
     const refused = await limited.key.post('/formations', { name: fresh(), template: LINKED })
     assert.equal(refused.status, 403)
@@ -237,7 +231,7 @@ describe('formations', () => {
     assert.equal(plan.body.unauthorized_actions.length, 1)
   })
 
-  it('keep annotations as they are, and resolve those of the template', async () => {
+  it('store annotations unchanged, and resolve annotations of the template', async () => {
     const refused = await project.key.post('/formations', {
       name: fresh(),
       template: LINKED,
@@ -308,7 +302,7 @@ describe('formations', () => {
     assert.equal(formation.outputs.secret, secret)
   })
 
-  it('accept YAML, and go on in the background', async () => {
+  it('accept YAML, and continue in the background', async () => {
     const template = `
 # two stores
 resources:
@@ -333,7 +327,7 @@ parameters:
     assert.equal((await project.key.get(`/memory-stores/${physical(after, 'A')}`)).body.duplicate_threshold, 0.95)
   })
 
-  it('tell a follower who may read no more so, and end', async () => {
+  it('report a lost permission to a follower, and end the stream', async () => {
     const idle = await startApp({ env: { STREAM_PING_INTERVAL_MS: '100' } })
     try {
       const { key, keyId } = await idle.project()

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 const folder = path.resolve(import.meta.dirname, '../../examples/templates')
 
@@ -13,15 +14,10 @@ const TEMPLATES = [
 ]
 
 describe('the templates of the examples', () => {
-  let app: TestApp
-  let project: TestProject
-  before(async () => {
-    app = await startApp({ workers: ['orchestration'], env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
-    project = await app.project()
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startApp({ workers: ['orchestration'], env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
+  const project = forSuite(() => app.project())
 
-  it('are all here', () => {
+  it('are all covered by these tests', () => {
     assert.deepEqual(fs.readdirSync(folder).sort(), TEMPLATES.map(({ file }) => file).sort())
   })
 

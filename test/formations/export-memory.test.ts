@@ -1,21 +1,16 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { client, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { client, startApp } from '../support/app.ts'
 import { processorMs } from '../support/event-loop.ts'
 import { HEAP_FLAGS, resident, startProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 const MIB = 1024 * 1024
 
 describe('exports of large resources', function () {
   this.timeout(180_000)
-  let app: TestApp
-  let project: TestProject
-
-  before(async () => {
-    app = await startApp()
-    project = await app.projectWith(['formations:ExportTemplate', 'tools:GetTool'])
-  })
-  after(() => app?.close())
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.projectWith(['formations:ExportTemplate', 'tools:GetTool']))
 
   const insertTools = (projectId: string, count: number, bytes: number) =>
     app.services.pool.query(sql.unsafe`
@@ -39,7 +34,7 @@ describe('exports of large resources', function () {
     }
   })
 
-  it('of texts that look like IDs take linear time', async () => {
+  it('of texts that resemble IDs take linear time', async () => {
     const other = await app.projectWith(['formations:ExportTemplate', 'tools:GetTool'])
     const { id } = (await app.admin.post('/tools', { project_id: other.id, name: 'letters', type: 'client' })).body
     for (const part of ['a', 'a_', 'agent_01h455vb4pex5vsknk084sn02', '_']) {

@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
-import { eventually, type Reply, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { eventually, type Reply, startApp, type TestProject } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { active, physical, store } from './support.ts'
 
 const WHOLE = {
@@ -104,19 +106,12 @@ const WHOLE = {
 }
 
 describe('exported templates', () => {
-  let app: TestApp
-  let project: TestProject
-  before(async () => {
-    app = await startApp({ workers: ['orchestration', 'ingestion'], env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
-    project = await app.project()
-  })
-  after(() => app?.close())
+  const app = forSuite(() =>
+    startApp({ workers: ['orchestration', 'ingestion'], env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }),
+  )
+  const project = forSuite(() => app.project())
 
-  const exported = async ({ key }: TestProject, body: object = {}) => {
-    const reply = await key.post('/formations/export', body)
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const exported = ({ key }: TestProject, body: object = {}) => createdBy(key, '/formations/export', body, 200)
 
   const resourcesOf = ({ template }: any) => Object.keys(template.resources).sort()
 
@@ -131,7 +126,7 @@ describe('exported templates', () => {
     const { headers, url } = resources.ToolLookup.properties.execute
     assert.equal(url, 'https://example.com/${Secret}/{id}')
     assert.deepEqual(headers.authorization, { sub: 'Bearer {{secret:${SecretToken}}} of ${body.x}' })
-    // What is as it is by default is not said.
+    // Defaults are omitted.
     assert.deepEqual(resources.AgentSupportDesk_2, {
       type: 'agent',
       properties: { name: 'Support desk', ai_provider_id: { ref: 'AiProviderDemo' } },
@@ -146,7 +141,7 @@ describe('exported templates', () => {
     assert.deepEqual(await exported(second), first)
   })
 
-  it('take ids of what is not exported as parameters, whose values here are told', async () => {
+  it('take ids of unexported resources as parameters, with their values here', async () => {
     const own = await app.project()
     const made = await active(
       own.key,

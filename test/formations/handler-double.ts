@@ -6,7 +6,7 @@ import path from 'node:path'
 
 type Call = { request_type: string; key: string; body: any; signature: string }
 
-/** The handler of the registered type `thing`: it makes one thing for a key, however often it is asked. */
+/** The handler of the registered type `thing`: it makes one thing for a key, however often it is called. */
 export async function startHandler() {
   const things = new Map<string, Record<string, unknown>>()
   const made = new Map<string, string>()

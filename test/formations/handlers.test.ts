@@ -8,6 +8,7 @@ import { tools, wire, withTasks } from '../mcp/support.ts'
 import { eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { startProcess } from '../support/processes.ts'
 import { type Received, type Receiver, readSignature, startReceiver } from '../support/receiver.ts'
+import { createdBy } from '../support/replies.ts'
 import { active, fresh, physical, planned, store, updated } from './support.ts'
 
 const SECRET = 'a secret of the operator'
@@ -73,7 +74,7 @@ describe('registered types of resources', () => {
       workers: ['orchestration'],
       env: { FORMATION_RESOURCE_TYPES_CONFIG: file, MCP_TASK_AFTER_MS: '300', ...SECRETS },
     })
-    // Nothing but formations is asked of the caller.
+    // Nothing but formations is required of the caller.
     project = await app.projectWith(['formations:*', 'memories:*'])
   })
   after(async () => {
@@ -94,11 +95,7 @@ describe('registered types of resources', () => {
   const failing = (type: string, respond: (response: ServerResponse) => unknown) => {
     instead = ({ request_type }, response) => (request_type === type ? (respond(response) ?? true) : undefined)
   }
-  const deployed = async (template: object) => {
-    const { status, body } = await project.key.post('/formations', { name: fresh(), template })
-    assert.equal(status, 201, JSON.stringify(body))
-    return body
-  }
+  const deployed = (template: object) => createdBy(project.key, '/formations', { name: fresh(), template })
 
   it('are refused at boot with the file and the entry', async () => {
     const wrong: [object, RegExp][] = [
@@ -238,7 +235,7 @@ describe('registered types of resources', () => {
     assert.deepEqual(asked('create'), [])
   })
 
-  it('are not refused by their handler for what is not known before the deploy', async () => {
+  it('are not refused by their handler for values that are unknown before the deploy', async () => {
     instead = ({ request_type, properties }, response) => {
       if (request_type !== 'validate') return undefined
       const wrong = typeof properties.address !== 'string'
@@ -277,7 +274,7 @@ describe('registered types of resources', () => {
     assert.equal(boxes.size, 0)
   })
 
-  it('answer requests that only look with 502 when their handler fails', async () => {
+  it('answer requests that only read with 502 when their handler fails', async () => {
     failing('validate', response => response.writeHead(500).end(JSON.stringify({ message: 'The CRM is down' })))
     const template = { resources: { Box: box({ address: 'a' }) } }
     for (const route of ['/formations/validate', '/formations/plan']) {
@@ -289,7 +286,7 @@ describe('registered types of resources', () => {
     }
   })
 
-  it('fail the deploy, and undo what it created, for every kind of bad answer', async () => {
+  it('fail the deploy, and undo its creations, for every kind of bad answer', async () => {
     const bad: [string, (response: ServerResponse) => unknown, RegExp][] = [
       ['a status', response => response.writeHead(500).end(JSON.stringify({ message: 'no' })), /^no$/],
       ['a status without words', response => response.writeHead(302, { location: handler.url }).end(), /302/],
@@ -317,7 +314,7 @@ describe('registered types of resources', () => {
     assert.deepEqual((await project.key.get('/memory-stores?name=undone')).body.data, [])
   })
 
-  it('are asked under the same key when a deploy is repeated', async () => {
+  it('are called with an unchanged key when a deploy is repeated', async () => {
     failing('create', response => response.writeHead(503).end())
     const formation = await deployed({ resources: { Box: box({ address: 'a' }) } })
     instead = () => undefined
@@ -348,7 +345,7 @@ describe('registered types of resources', () => {
     )
   })
 
-  it('let changes by hand come in between, which a deploy that does not force its values finds', async () => {
+  it('allow manual changes in between, which a deploy that does not force its values finds', async () => {
     const template = (description: string) => ({
       resources: { Box: box({ address: 'a' }), S: store('s', { depends_on: 'Box' }, { description }) },
     })

@@ -1,15 +1,11 @@
 import assert from 'node:assert/strict'
-import { type Client, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { type Client, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { active, fresh, physical, planned, store, updated } from './support.ts'
 
 describe('formations of a hostile tenant', () => {
-  let app: TestApp
-  let project: TestProject
-  before(async () => {
-    app = await startApp({ workers: ['orchestration'], inProcess: true })
-    project = await app.project()
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startApp({ workers: ['orchestration'], inProcess: true }))
+  const project = forSuite(() => app.project())
 
   const keyFor = async (...action: string[]): Promise<Client> => {
     const document = { statement: [{ effect: 'Allow', action, resource: ['*'] }] }
@@ -48,11 +44,11 @@ describe('formations of a hostile tenant', () => {
       assert.deepEqual([status, answer.error?.meta.denied_actions], [403, [refused]])
     }
     assert.deepEqual(await planned(project.key, { formation_id: formation.id, ...guess('4711') }), [['S', 'no-op']])
-    // What is stored tells the caller nothing.
+    // A stored value reveals nothing to the caller.
     assert.deepEqual(await planned(reader, { formation_id: formation.id }), [['S', 'no-op']])
   })
 
-  it('hold no resource behind a condition that their author may not create', async () => {
+  it('create no resource through a condition that their author may not create', async () => {
     const tenant = await keyFor('formations:*', 'memories:*')
     const document = { statement: [{ effect: 'Allow', action: ['*'], resource: ['*'] }] }
     const template = {

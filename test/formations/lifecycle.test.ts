@@ -1,20 +1,18 @@
 import assert from 'node:assert/strict'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { type Case, resourcesOf } from './resources.ts'
 
 type Formation = { id: string; status: string; error: unknown; resources: any[] }
 
 describe('a formation of every type', function () {
   this.timeout(240_000)
-  let app: TestApp
-
-  before(async () => {
-    app = await startApp({
+  const app = forSuite(() =>
+    startApp({
       workers: ['orchestration'],
       env: { SECRETS_VAULT_ADDR: 'http://127.0.0.1:1', SECRETS_VAULT_TOKEN: 'token' },
-    })
-  })
-  after(() => app.close())
+    }),
+  )
 
   const templateOf = (resources: Record<string, Case>) => ({
     resources: Object.fromEntries(
@@ -23,7 +21,7 @@ describe('a formation of every type', function () {
   })
   const live = ({ resources }: Formation) => resources.filter(({ status }) => status !== 'deleted')
 
-  it('is created, left alone, changed, left alone, deleted and created again', async () => {
+  it('is created, not changed, changed, not changed, deleted and created again', async () => {
     const { id: project_id } = await app.project()
     const name = `lifecycle ${project_id}`
     const declared = resourcesOf(name, project_id)

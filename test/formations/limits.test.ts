@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
+import { forSuite } from '../support/suite.ts'
 
 const store = (more: object = {}) => ({ type: 'memory_store', properties: { name: 'x' }, ...more })
 const numbered = <T>(count: number, make: (n: number) => [string, T]) =>
@@ -12,13 +13,8 @@ const nested = (depth: number, open: string, close: string, middle = '1') =>
 const INHERITED = ['constructor', 'toString', 'hasOwnProperty', 'valueOf', 'isPrototypeOf']
 
 describe('bounds of templates', () => {
-  let app: TestApp
-  let project: TestProject
-  before(async () => {
-    app = await startApp({ workers: ['orchestration'] })
-    project = await app.project()
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startApp({ workers: ['orchestration'] }))
+  const project = forSuite(() => app.project())
 
   const problems = async (template: unknown, parameters?: object): Promise<{ path: string; message: string }[]> => {
     const started = performance.now()
@@ -116,7 +112,7 @@ describe('bounds of templates', () => {
       }
   })
 
-  it('take names that objects have by themselves for what they are', async () => {
+  it('treat names that objects have by themselves as ordinary names', async () => {
     for (const name of INHERITED) {
       assert.equal(
         (await problems({ resources: { A: store({ properties: { name: { ref: name } } }) } })).length,

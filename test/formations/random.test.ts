@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { type HostedProcess, runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 import { rounds } from '../support/rounds.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** Pairs of templates, and those whose workers are killed. */
 const SEEDS = rounds('FORMATION_SEEDS', 4, 200)
@@ -100,13 +101,13 @@ function templateOf(random: Random): Template {
     }
     return [id, { type, properties: PROPERTIES[type](id, random, ids) }] as const
   })
-  // Not in the order of what they refer to.
+  // Not in the order of their references.
   return { resources: Object.fromEntries(resources.sort(() => random(3) - 1)) as Template['resources'] }
 }
 
 describe('random templates', function () {
   this.timeout(600_000)
-  let app: TestApp
+  const app = forSuite(startApp)
   let deploying: HostedProcess | undefined
 
   const ok = async (reply: Promise<{ status: number; body: any }>): Promise<any> => {
@@ -135,7 +136,7 @@ describe('random templates', function () {
       },
       { within: 120_000 },
     )
-  /** Deploys, with a worker killed where `fault` says; gives what was done with each resource, in order. */
+  /** Deploys, with a worker killed where `fault` says; gives the action on each resource, in order. */
   const deployed = async (id: string | null, body: object, fault?: string): Promise<[any, [string, string][]]> => {
     const asked = await ok(
       id === null
@@ -154,7 +155,7 @@ describe('random templates', function () {
     if (fault) await end()
     return [formation, events.map(({ logical_id, action }: any) => [logical_id, action])]
   }
-  /** What a project has, without ids: those of its own resources by their logical names. */
+  /** The content of a project, without ids: ids of its resources by their logical names. */
   const shown = async ({ resources, template }: any): Promise<unknown> => {
     const live = resources.filter(({ status }: any) => status !== 'deleted')
     const logical = new Map(live.map((each: any) => [each.physical_resource_id, each.logical_id]))
@@ -206,12 +207,7 @@ describe('random templates', function () {
     for (const path of Object.values(PATHS))
       assert.equal((await ok(app.admin.get(`${path}?project_id=${one}`))).total, 0, path)
   }
-
-  before(async () => {
-    app = await startApp()
-  })
   afterEach(end)
-  after(() => app?.close())
 
   it('do what their plans say, and leave what deploying the last one alone leaves', async () => {
     await begin()

@@ -11,7 +11,7 @@ export type Case = {
   refused?: Json
   /** Values whose change makes another resource. */
   replaced?: Json[]
-  /** What somebody changes by the route of the type. */
+  /** A change by the route of the type. */
   drift?: Json
   /** Properties that the read of the type does not show. */
   hidden?: string[]
@@ -30,7 +30,7 @@ const STATES = [
 const TRANSITIONS = [{ name: 'close', from: ['open'], to: 'done' }]
 const said = (content: string) => [{ role: 'user', content }]
 
-/** Resources by their logical ids. `name` keeps what is global apart. */
+/** Resources by their logical ids. `name` keeps global names distinct. */
 export const resourcesOf = (name: string, projectId: string): Record<string, Case> => ({
   Secret: {
     type: 'secret',

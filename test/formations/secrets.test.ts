@@ -4,8 +4,9 @@ import { sql } from '#core/db/sql.ts'
 import { createSecretBox } from '#core/secrets/secretbox.ts'
 import { authoredTemplate } from '#formations/plans/sealed.ts'
 import { reencryptSecrets } from '#identity/secrets/reencrypt.ts'
-import { type Reply, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { type Reply, startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { forSuite } from '../support/suite.ts'
 import { startHandler } from './handler-double.ts'
 
 /** Every value begins so. */
@@ -14,9 +15,9 @@ const MARK = 'zqxj-hidden-'
 const OWN = 'zqxj-shown-'
 
 describe('secret values of formations', () => {
-  let app: TestApp
-  let project: TestProject
-  let handler: Awaited<ReturnType<typeof startHandler>>
+  const handler = forSuite(startHandler)
+  const app = forSuite(() => startApp({ workers: ['orchestration', 'delivery'], inProcess: true, env: handler.env }))
+  const project = forSuite(() => app.project())
   const answers: string[] = []
 
   const kept = async (reply: Promise<Reply>): Promise<any> => {
@@ -25,7 +26,7 @@ describe('secret values of formations', () => {
     assert.ok(status < 300, `${status} ${JSON.stringify(body)}`)
     return body
   }
-  /** Where a secret value stands in clear: tables, log lines, answers. */
+  /** Where a secret value appears in clear: tables, log lines, answers. */
   const places = async (): Promise<string[]> => {
     const { pool } = app.services
     const tables = await pool.any(sql.unsafe`
@@ -70,17 +71,10 @@ describe('secret values of formations', () => {
   })
 
   before(async () => {
-    handler = await startHandler()
-    app = await startApp({ workers: ['orchestration', 'delivery'], inProcess: true, env: handler.env })
-    project = await app.project()
     await kept(project.key.post('/webhooks', { name: 'all', url: 'https://example.com/', events: ['*'] }))
   })
-  after(async () => {
-    await app?.close()
-    await handler?.close()
-  })
 
-  it('stand in no table, log line, event, entry, plan or answer in clear', async () => {
+  it('appear in no table, log line, event, entry, plan or answer in clear', async () => {
     const parameters = { Key: `${MARK}parameter` }
     const created = await kept(project.key.post('/formations', { name: 'one', template: template('a'), parameters }))
     assert.equal(created.status, 'active', JSON.stringify(created.error))

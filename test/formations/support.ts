@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import type { Client } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
 
 let count = 0
 /** A name that no formation has. */
@@ -24,9 +25,10 @@ export const physical = (formation: any, logicalId: string): string =>
 
 /** What a plan would do, as pairs of names and actions. */
 export async function planned(key: Client, body: object): Promise<[string, string][]> {
-  const reply = await key.post('/formations/plan', body)
-  assert.equal(reply.status, 200, JSON.stringify(reply.body))
-  return reply.body.changes.map(({ logical_id, action }: any) => [logical_id, action])
+  return (await createdBy(key, '/formations/plan', body, 200)).changes.map(({ logical_id, action }: any) => [
+    logical_id,
+    action,
+  ])
 }
 
 export const store = (name: string, more: object = {}, properties: object = {}): object => ({

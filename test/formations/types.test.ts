@@ -4,13 +4,14 @@ import { type FlatField, flatten } from '#core/api/flatten.ts'
 import type { Operation } from '#core/api/operation.ts'
 import { builtInTypes } from '#formations/types/built-in.ts'
 import type { BuiltInType } from '#formations/types/model.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
-import { type Receiver, readSignature, startReceiver } from '../support/receiver.ts'
+import { eventually, startApp } from '../support/app.ts'
+import { readSignature, startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
 import { type Case, type Json, resourcesOf } from './resources.ts'
 
 type Resources = Record<string, Case>
 
-/** Whether what is shown says what was declared: defaults may be beside it, and times be written otherwise. */
+/** Whether the shown properties equal the declared ones: defaults may be added, and times be written otherwise. */
 function says(shown: unknown, declared: unknown): boolean {
   if (isDeepStrictEqual(shown, declared)) return true
   if (Array.isArray(declared))
@@ -35,21 +36,20 @@ const NO_PROPERTIES: Record<string, string[]> = {
 const FLATTENED = ['guardrail.document', 'project_price.prices']
 
 describe('resource types', () => {
-  let app: TestApp
-  let types: Map<string, BuiltInType>
-  let count = 0
-  let receiver: Receiver
-  before(async () => {
-    app = await startApp({
+  const app = forSuite(() =>
+    startApp({
       workers: ['orchestration', 'delivery'],
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', SECRETS_VAULT_ADDR: 'http://127.0.0.1:1', SECRETS_VAULT_TOKEN: 'token' },
-    })
-    receiver = await startReceiver()
+    }),
+  )
+  const receiver = forSuite(startReceiver)
+  let types: Map<string, BuiltInType>
+  let count = 0
+  before(async () => {
     types = new Map(builtInTypes(app.services).map(type => [type.name, type]))
   })
-  after(() => Promise.all([app?.close(), receiver?.close()]))
 
-  /** A formation of a project of its own, deployed by an admin. */
+  /** A formation in a separate project, deployed by an admin. */
   const stackOf = async () => {
     const { id: project_id } = (await app.admin.post('/projects', { name: `types ${++count}` })).body
     let formation: any = null
@@ -84,7 +84,7 @@ describe('resource types', () => {
       idOf: (logicalId: string): string =>
         formation.resources.find((each: any) => each.logical_id === logicalId && each.status !== 'deleted')
           ?.physical_resource_id,
-      /** A value with what it refers to in place of the expressions. */
+      /** A value with the referenced values in place of the expressions. */
       resolve(value: any): any {
         if (typeof value !== 'object' || value === null) return value
         if (typeof value.ref === 'string') return stack.idOf(value.ref)
@@ -99,7 +99,7 @@ describe('resource types', () => {
         const own: Json = { ...stack.resolve(properties), project_id }
         return path.replace(/\{(\w+)\}/g, (_, each: string) => own[each] ?? stack.idOf(logicalId))
       },
-      /** The record that says what is in force: of a fact its memory. */
+      /** The record that is in force: of a fact its memory. */
       async read(logicalId: string, each: Case): Promise<any> {
         const { status, body } = await app.admin.get(stack.path(logicalId, each))
         assert.equal(status, 200, `${logicalId} ${JSON.stringify(body)}`)
@@ -137,7 +137,7 @@ describe('resource types', () => {
       ]),
     )
   const RETAINED = { deletion_policy: 'retain' }
-  /** What is left of a resource once everything that may change of it has. */
+  /** The rest of a resource once everything that may change of it has. */
   const changedOf = (resources: Resources): Resources =>
     Object.fromEntries(
       Object.entries(resources).map(([id, each]) => [
@@ -222,7 +222,7 @@ describe('resource types', () => {
     ])
       assert.deepEqual(stack.formation.template.resources[id].properties[name], { no_echo: true })
 
-    // What somebody changes by hand is seen, and undone.
+    // A manual change is seen, and undone.
     const drifting = Object.entries(resources).filter(([, { drift }]) => drift)
     for (const [id, each] of drifting) {
       const { operations } = types.get(each.type) as BuiltInType
@@ -300,7 +300,7 @@ describe('resource types', () => {
     await stack.activate(template)
     assert.deepEqual(Object.keys(resources).map(stack.idOf), ids)
     await stack.holds(resources)
-    // What somebody has deleted is made again. A price in force stays.
+    // A deleted resource is made again. A price in force stays.
     const known = stack.formation.resources.map((each: any) => each.logical_id as string).reverse()
     const order: string[] = known.filter((id: string) => id in resources && id !== 'PriceNow')
     for (const id of order) {
@@ -372,11 +372,11 @@ describe('resource types', () => {
         }
       }
     }
-    // What a node names is looked up when a run comes to it.
+    // A reference of a node is looked up when a run reaches it.
     assert.deepEqual(through, ['orchestration.nodes'])
   })
 
-  it('refuse at once what their own text says', async () => {
+  it('refuse immediately values that their text excludes', async () => {
     const agent = (properties: object) => ({ type: 'agent', properties: { name: 'a', ...properties } })
     const template = {
       parameters: { Class: {} },
@@ -413,7 +413,7 @@ describe('resource types', () => {
     ])
   })
 
-  it('make the document of a guardrail of what is declared', async () => {
+  it('make the document of a guardrail from the declaration', async () => {
     const stack = await stackOf()
     const declared = (properties: object) => ({
       resources: { G: { type: 'guardrail', properties: { name: 'g', class: 'B', ...properties } } },
@@ -426,7 +426,7 @@ describe('resource types', () => {
     assert.deepEqual(await stack.plan(declared({ escalate: true })), {})
   })
 
-  it('state a fact whatever the store knows already', async () => {
+  it('state a fact whatever the store contains already', async () => {
     const stack = await stackOf()
     const store = (await app.admin.post('/memory-stores', { project_id: stack.project_id, name: 's' })).body.id
     const fact = { memory_store_id: store, content: 'The shop opens at nine.' }
@@ -436,7 +436,7 @@ describe('resource types', () => {
     const entry = (await app.admin.get(`/memory-entries/${stack.idOf('E')}`)).body
     assert.deepEqual([entry.action, entry.mechanism], ['created', 'formation'])
     assert.notEqual(entry.memory_id, known.memory_id)
-    // Somebody replaces the fact: what the template says replaces that in turn.
+    // A caller replaces the fact: the fact of the template replaces that in turn.
     const theirs = { ...fact, content: 'The shop is closed.', supersedes: entry.memory_id }
     const other = (await app.admin.post('/memory-entries', theirs)).body
     assert.deepEqual(Object.keys((await stack.plan(template)).E.diff.desired), ['content'])
@@ -446,7 +446,7 @@ describe('resource types', () => {
     assert.deepEqual((await app.admin.get(`/memories/${again.memory_id}`)).body.tags, { kind: 'hours' })
   })
 
-  it('show what signs and where to call to those who may know', async () => {
+  it('show signing secrets and upload addresses to callers with the permission', async () => {
     const { key } = await app.projectWith(['formations:*', 'webhooks:*', 'triggers:*', 'tools:*'])
     const template = {
       resources: {
@@ -513,7 +513,7 @@ describe('resource types', () => {
     const path = `/projects/${stack.project_id}/prices/${stack.idOf('P')}`
     const { effective_from } = (await app.admin.get(path)).body
     assert.ok(Date.parse(effective_from) > Date.now(), 'it begins once it is written')
-    // One that is to come is changed in place, and deleted.
+    // A future price is changed in place, and deleted.
     await stack.activate(template(3))
     assert.equal((await app.admin.get(path)).body.unit_price, 3)
     assert.equal((await app.admin.delete(`/formations/${stack.formation.id}`)).status, 200)
@@ -547,7 +547,7 @@ describe('resource types', () => {
     assert.equal((await app.as(made.outputs.secret).get('/agents')).status, 401)
   })
 
-  it('ask for the right on what a resource is below, and for the role of an admin', async () => {
+  it('require the permission on the parent of the resource, and for the role of an admin', async () => {
     const { id, key } = await app.project()
     const [dataset, other] = await Promise.all(
       ['one', 'two'].map(async name => (await key.post('/datasets', { name })).body.id),

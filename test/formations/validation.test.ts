@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict'
 import { rawQuery, sql } from '#core/db/sql.ts'
 import { builtInTypes } from '#formations/types/built-in.ts'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
 type Refused = {
@@ -170,21 +172,16 @@ const refusedBodies = (ids: Json): Refused[] => [
 ]
 
 describe('the validation of a template', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let key: Client
   let ids: Json
   let projectId: string
 
   before(async () => {
-    app = await startApp()
     const project = await app.project()
     ;({ key } = project)
     projectId = project.id
-    const made = async (path: string, body: object): Promise<string> => {
-      const reply = await key.post(path, body)
-      assert.equal(reply.status, 201, JSON.stringify(reply.body))
-      return reply.body.id
-    }
+    const made = async (path: string, body: object): Promise<string> => (await createdBy(key, path, body)).id
     const provider = await made('/ai-providers', { name: 'p', provider: 'ollama', default_model: 'm' })
     ids = {
       provider,
@@ -195,15 +192,16 @@ describe('the validation of a template', () => {
       tool: await made('/tools', { name: 't', execute: { url } }),
     }
   })
-  after(() => app.close())
 
-  const validate = async (resource: object, more: object = {}) => {
-    const { status, body } = await key.post('/formations/validate', {
-      template: { ...more, resources: { It: resource } },
-    })
-    assert.equal(status, 200, JSON.stringify(body))
-    return body
-  }
+  const validate = (resource: object, more: object = {}) =>
+    createdBy(
+      key,
+      '/formations/validate',
+      {
+        template: { ...more, resources: { It: resource } },
+      },
+      200,
+    )
 
   it('refuses what the create of each type refuses', async () => {
     const failures: string[] = []
@@ -350,7 +348,7 @@ describe('the validation of a template', () => {
       ])
     })
 
-    it('does not tell the values of outputs that the caller may not read', async () => {
+    it('does not reveal the values of outputs that the caller may not read', async () => {
       const owner = await app.projectWith(['formations:*', 'agents:*', 'ai-providers:*', 'memories:*'])
       const template = {
         resources: { S: { type: 'memory_store', properties: { name: 's' } } },

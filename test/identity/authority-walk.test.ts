@@ -4,7 +4,8 @@ import { narrowAuthority, narrowToRequester } from '#core/iam/authority.ts'
 import { type Caller, type CallerDefinition, type PrincipalRecord, principalRecord } from '#core/iam/caller.ts'
 import { callerForPrincipal, effectiveCaller } from '#identity/principals/principals.ts'
 import { secretKind } from '#identity/secrets/model.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 const WALKS = 10_000
 const STEPS = 7
@@ -22,7 +23,7 @@ type Work = { record: PrincipalRecord; own: Allows; within: readonly Narrowing[]
  */
 describe('the authority of work', function () {
   this.timeout(240_000)
-  let app: TestApp
+  const app = forSuite(startApp)
   let projectId: string
   const principals: { ref: PrincipalRecord; allows: Allows }[] = []
   const policies: { id: string; allows: Allows }[] = []
@@ -37,7 +38,6 @@ describe('the authority of work', function () {
   const pick = <T>(items: readonly T[]): T => items[random(items.length)]
 
   before(async () => {
-    app = await startApp()
     const { admin } = app
     projectId = (await admin.post('/projects', { name: 'walks' })).body.id
     const document = (allowed: readonly string[]) => ({
@@ -71,7 +71,6 @@ describe('the authority of work', function () {
       boundaries.push({ boundary: { agent_id: agent.body.id, version: 1 }, allows: among(allowed) })
     }
   })
-  after(() => app?.close())
 
   const started = (): Work => {
     const { ref, allows } = pick(principals)

@@ -1,12 +1,14 @@
 import assert from 'node:assert/strict'
 import { operations } from '#core/api/operation.ts'
-import type { Client, Reply } from '../support/app.ts'
-import { allowing, type OauthApp, REDIRECT, register, startOauthApp, tokensOf } from '../support/oauth.ts'
+import type { Client } from '../support/app.ts'
+import { allowing, REDIRECT, register, startOauthApp, tokensOf } from '../support/oauth.ts'
+import { bodyOf } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
-/** What a narrower credential of a user reads about the user, through operations that look at the user only. */
+/** The fields that a narrower credential of a user reads about the user, through operations that check the user only. */
 describe('credentials that are narrower than their user', function () {
   this.timeout(120_000)
-  let app: OauthApp
+  const app = forSuite(startOauthApp)
   let user: Client & { id: string }
   /** The credentials may act in `here`; the user in both projects. */
   let here: string
@@ -14,27 +16,20 @@ describe('credentials that are narrower than their user', function () {
   let callers: Record<string, Client>
   let params: Record<string, string>
 
-  const ok = async (reply: Promise<Reply>): Promise<any> => {
-    const { status, body } = await reply
-    assert.ok(status < 300, JSON.stringify(body))
-    return body
-  }
-
   before(async () => {
-    app = await startOauthApp()
-    here = (await ok(app.admin.post('/projects', { name: 'here' }))).id
-    elsewhere = (await ok(app.admin.post('/projects', { name: 'elsewhere' }))).id
+    here = (await bodyOf(app.admin.post('/projects', { name: 'here' }))).id
+    elsewhere = (await bodyOf(app.admin.post('/projects', { name: 'elsewhere' }))).id
     user = await app.user(undefined, [allowing(here), allowing(elsewhere)])
     for (const project_id of [here, elsewhere]) {
       const fields = { name: `of ${project_id}`, type: 'platform', actions: ['list-secrets'] }
-      await ok(user.post('/tools', { project_id, ...fields }))
-      await ok(user.post('/guardrails', { project_id, name: `of ${project_id}`, document: { class: 'A' } }))
+      await bodyOf(user.post('/tools', { project_id, ...fields }))
+      await bodyOf(user.post('/guardrails', { project_id, name: `of ${project_id}`, document: { class: 'A' } }))
     }
     const reading = { statement: [{ effect: 'Allow', action: ['secrets:ListSecrets'], resource: [`srn:${here}:*:*`] }] }
-    const policy_ids = [(await ok(app.admin.post('/policies', { document: reading }))).id]
-    const keyElsewhere = await ok(user.post('/project-keys', { project_id: elsewhere, name: `of ${elsewhere}` }))
-    const bound = await ok(user.post('/project-keys', { project_id: here, policy_ids }))
-    const unbound = await ok(user.post('/project-keys', { policy_ids }))
+    const policy_ids = [(await bodyOf(app.admin.post('/policies', { document: reading }))).id]
+    const keyElsewhere = await bodyOf(user.post('/project-keys', { project_id: elsewhere, name: `of ${elsewhere}` }))
+    const bound = await bodyOf(user.post('/project-keys', { project_id: here, policy_ids }))
+    const unbound = await bodyOf(user.post('/project-keys', { policy_ids }))
     const { client_id } = await register(app.base)
     const consent = { project_id: here, selection: { kind: 'read' } }
     const tokens = await tokensOf(app.base, { client_id, redirect_uri: REDIRECT, user, consent })
@@ -46,7 +41,6 @@ describe('credentials that are narrower than their user', function () {
     }
     params = { user_id: user.id, key_id: keyElsewhere.id, grant_id: grant.id }
   })
-  after(() => app?.close())
 
   for (const name of ['a project key with one policy', 'an unbound key with one policy', 'an OAuth grant that reads'])
     it(`reads nothing of another project as ${name}`, async () => {
@@ -63,7 +57,7 @@ describe('credentials that are narrower than their user', function () {
 
   it('lists the authored definitions of its project, and all of them as the user', async () => {
     const listed = async (by: Client) => {
-      const { data, total } = await ok(by.get(`/users/${user.id}/authored`))
+      const { data, total } = await bodyOf(by.get(`/users/${user.id}/authored`))
       assert.equal(data.length, total)
       return data.map(({ kind, project_id }: any) => `${kind} ${project_id === here ? 'here' : 'elsewhere'}`)
     }
@@ -83,7 +77,7 @@ describe('credentials that are narrower than their user', function () {
         name,
       )
     }
-    const whole = await ok(user.post('/project-keys', {}))
-    for (const by of [user, app.as(whole.secret), app.admin]) assert.equal((await ok(by.get(path))).total, 2)
+    const whole = await bodyOf(user.post('/project-keys', {}))
+    for (const by of [user, app.as(whole.secret), app.admin]) assert.equal((await bodyOf(by.get(path))).total, 2)
   })
 })

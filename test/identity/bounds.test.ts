@@ -1,7 +1,10 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
-import { type Double, startDouble } from '#local/double/server.ts'
-import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { startDouble } from '#local/double/server.ts'
+import { type Client, eventually, type Reply, startApp } from '../support/app.ts'
+import { bodyOf, createdBy } from '../support/replies.ts'
+import { toolCall } from '../support/scripts.ts'
+import { forSuite } from '../support/suite.ts'
 
 /**
  * The restrictions of a caller apply to everything that it causes, and a definition does not lend the permissions of its
@@ -9,26 +12,18 @@ import { type Client, eventually, type Reply, startApp, type TestApp } from '../
  */
 describe('restrictions of a caller', function () {
   this.timeout(120_000)
-  let app: TestApp
-  let double: Double
+  const double = forSuite(() => startDouble({}))
+  const app = forSuite(() => startApp({ workers: ['generation', 'orchestration', 'trigger'] }))
+  const admin = forSuite(() => app.admin)
   let projectId: string
-  let admin: Client
   let wide: Client & { id: string }
   let narrow: Client & { id: string }
   let providerId: string
   let counter = 0
 
   const named = (what: string): string => `${what}-${++counter}`
-  const made = async (by: Client, path: string, body: object): Promise<any> => {
-    const reply = await by.post(path, { project_id: projectId, ...body })
-    assert.equal(reply.status, 201, `${path}: ${JSON.stringify(reply.body)}`)
-    return reply.body
-  }
-  const ok = async (reply: Promise<Reply> | Reply): Promise<any> => {
-    const { status, body } = await reply
-    assert.ok(status < 300, JSON.stringify(body))
-    return body
-  }
+  const made = (by: Client, path: string, body: object): Promise<any> =>
+    createdBy(by, path, { project_id: projectId, ...body })
   const code = async (reply: Promise<Reply>) => {
     const { status, body } = await reply
     return [status, body?.error?.code]
@@ -40,18 +35,11 @@ describe('restrictions of a caller', function () {
   }
 
   before(async () => {
-    double = await startDouble({})
-    app = await startApp({ workers: ['generation', 'orchestration', 'trigger'] })
-    admin = app.admin
-    projectId = (await ok(admin.post('/projects', { name: 'bounds' }))).id
+    projectId = (await bodyOf(admin.post('/projects', { name: 'bounds' }))).id
     wide = await app.user(undefined, [allowing(['*'])])
     narrow = await app.user(undefined, [allowing(['*'], ['secrets:CreateSecret'])])
     const provider = { name: 'double', provider: 'custom', default_model: 'double-1', base_url: `${double.url}/v1` }
     providerId = (await made(admin, '/ai-providers', provider)).id
-  })
-  after(async () => {
-    await app?.close()
-    await double?.close()
   })
 
   const platform = (by: Client, actions: string[], more: object = {}): Promise<any> =>
@@ -59,13 +47,12 @@ describe('restrictions of a caller', function () {
   const agent = (by: Client, fields: object): Promise<any> =>
     made(by, '/agents', { name: named('agent'), ai_provider_id: providerId, ...fields })
   const script = (...replies: object[]) => `@double ${JSON.stringify([...replies, { text: 'done' }])}`
-  const call = (name: string, args: object = {}) => ({ tool_calls: [{ name, args }] })
   const generate = (by: Client, agentId: string, ...replies: object[]) =>
     by.post(`/agents/${agentId}/generate?wait=true`, { prompt: script(...replies) })
   const results = async (generation: string): Promise<any[]> =>
-    (await ok(admin.get(`/generations/${generation}/transcript`))).steps.flatMap((step: any) => step.tool_results)
+    (await bodyOf(admin.get(`/generations/${generation}/transcript`))).steps.flatMap((step: any) => step.tool_results)
   const exists = async (name: string): Promise<boolean> =>
-    (await ok(admin.get(`/secrets?project_id=${projectId}&limit=100`))).data.some((each: any) => each.name === name)
+    (await bodyOf(admin.get(`/secrets?project_id=${projectId}&limit=100`))).data.some((each: any) => each.name === name)
   const maker = (by: Client, name: string, more: object = {}): Promise<any> =>
     platform(by, ['create-secret'], {
       preset_parameters: { action: 'create-secret', name, value: 'v' },
@@ -77,7 +64,7 @@ describe('restrictions of a caller', function () {
     let all: any
     let bounded: any
     const secret = 'beyond-the-boundary'
-    const ask = (action: string, args: object) => call(`${all.name}_${action}`, args)
+    const ask = (action: string, args: object) => toolCall(`${all.name}_${action}`, args)
 
     before(async () => {
       const tool = await maker(wide, secret)
@@ -111,8 +98,8 @@ describe('restrictions of a caller', function () {
     })
 
     it('apply in the turn of another agent that it calls', async () => {
-      const prompt = script(call(`${below.tool.name}_create-secret`))
-      const turn = await ok(
+      const prompt = script(toolCall(`${below.tool.name}_create-secret`))
+      const turn = await bodyOf(
         generate(wide, bounded.id, ask('create-agent-generation', { agent_id: below.agent.id, prompt })),
       )
       const [{ result, error }] = await results(turn.id)
@@ -123,25 +110,25 @@ describe('restrictions of a caller', function () {
     })
 
     it('apply in a run that it starts, and in later runs of an orchestration that it created', async () => {
-      const turn = await ok(generate(wide, bounded.id, ask('start-run', { orchestration_id: below.graph.id })))
+      const turn = await bodyOf(generate(wide, bounded.id, ask('start-run', { orchestration_id: below.graph.id })))
       const [{ result }] = await results(turn.id)
       assert.equal(result.status, 'failed', JSON.stringify(result))
       const { nodes, edges } = below.graph
-      const made = await ok(
+      const made = await bodyOf(
         generate(wide, bounded.id, ask('create-orchestration', { name: 'made within', nodes, edges })),
       )
       const [{ result: graph }] = await results(made.id)
-      const run = await ok(wide.post('/orchestration-runs', { orchestration_id: graph.id, wait: true }))
+      const run = await bodyOf(wide.post('/orchestration-runs', { orchestration_id: graph.id, wait: true }))
       assert.equal(run.status, 'failed', JSON.stringify(run))
       assert.equal(await exists(secret), false)
     })
 
     it('apply in a trigger that it fires and in a run that it retries', async () => {
-      const fired = await ok(generate(wide, bounded.id, ask('fire-trigger', { trigger_id: below.trigger.id })))
+      const fired = await bodyOf(generate(wide, bounded.id, ask('fire-trigger', { trigger_id: below.trigger.id })))
       const [{ result: firing }] = await results(fired.id)
       assert.equal(firing.status, 'failed', JSON.stringify(firing))
       const refused = firing.result.result_id
-      const retried = await ok(generate(wide, bounded.id, ask('retry-run', { orchestration_run_id: refused })))
+      const retried = await bodyOf(generate(wide, bounded.id, ask('retry-run', { orchestration_run_id: refused })))
       const [{ result: again }] = await results(retried.id)
       const ended = await eventually(async () => {
         const { body } = await admin.get(`/orchestration-runs/${again.id}`)
@@ -161,15 +148,15 @@ describe('restrictions of a caller', function () {
         ['adopt-agent', { agent_id }],
         ['delete-agent', { agent_id }],
       ] as const) {
-        const turn = await ok(generate(wide, agent_id, ask(action, args)))
+        const turn = await bodyOf(generate(wide, agent_id, ask(action, args)))
         const [{ error }] = await results(turn.id)
         assert.equal(error?.code, 'FORBIDDEN', `${action}: ${JSON.stringify(error)}`)
       }
-      assert.deepEqual((await ok(wide.get(`/agents/${agent_id}`))).version, 1)
+      assert.deepEqual((await bodyOf(wide.get(`/agents/${agent_id}`))).version, 1)
     })
 
     it('apply only to the work of the agent', async () => {
-      const run = await ok(wide.post('/orchestration-runs', { orchestration_id: below.graph.id, wait: true }))
+      const run = await bodyOf(wide.post('/orchestration-runs', { orchestration_id: below.graph.id, wait: true }))
       assert.equal(run.status, 'succeeded', JSON.stringify(run.error))
       assert.ok(await exists(secret))
     })
@@ -184,7 +171,7 @@ describe('restrictions of a caller', function () {
 
     it('a retargeted trigger acts as its editor and keeps its creator on record', async () => {
       const { tool } = await effect(wide)
-      const policy = (await ok(admin.post('/policies', { document: allowing(['tools:CallTool']) }))).id
+      const policy = (await bodyOf(admin.post('/policies', { document: allowing(['tools:CallTool']) }))).id
       const trigger = await made(wide, '/triggers', {
         name: named('trigger'),
         type: 'manual',
@@ -195,21 +182,21 @@ describe('restrictions of a caller', function () {
       assert.deepEqual([trigger.run_as, trigger.created_by], [wideRef, wideRef])
       const own = await effect(wide)
       const path = `/triggers/${trigger.id}`
-      const changed = await ok(narrow.patch(path, { target_id: own.tool.id, policy_id: null }))
+      const changed = await bodyOf(narrow.patch(path, { target_id: own.tool.id, policy_id: null }))
       assert.deepEqual([changed.run_as, changed.created_by], [{ kind: 'user', id: narrow.id }, wideRef])
-      const firing = await ok(admin.post(`${path}/fire`))
+      const firing = await bodyOf(admin.post(`${path}/fire`))
       assert.equal(firing.status, 'failed', JSON.stringify(firing))
       assert.equal(await exists(own.secret), false)
       // Another name or time changes nothing of whom it acts as.
-      await ok(wide.patch(path, { target_id: tool.id }))
-      const renamed = await ok(narrow.patch(path, { name: named('trigger'), active: true }))
+      await bodyOf(wide.patch(path, { target_id: tool.id }))
+      const renamed = await bodyOf(narrow.patch(path, { name: named('trigger'), active: true }))
       assert.deepEqual(renamed.run_as, wideRef)
     })
 
     it('only callers that could create a trigger may change its policy', async () => {
       const { tool } = await effect(wide)
       const editor = await app.user(undefined, [allowing(['triggers:*', 'tools:*'], ['triggers:CreateTrigger'])])
-      const policy_id = (await ok(admin.post('/policies', { document: allowing(['tools:CallTool']) }))).id
+      const policy_id = (await bodyOf(admin.post('/policies', { document: allowing(['tools:CallTool']) }))).id
       const trigger = await made(wide, '/triggers', {
         name: named('trigger'),
         type: 'manual',
@@ -218,8 +205,8 @@ describe('restrictions of a caller', function () {
       })
       const path = `/triggers/${trigger.id}`
       assert.deepEqual(await code(editor.patch(path, { policy_id: null })), [403, 'FORBIDDEN'])
-      assert.equal((await ok(editor.patch(path, { input: { a: 1 } }))).policy_id, policy_id)
-      assert.equal((await ok(wide.patch(path, { policy_id: null }))).policy_id, null)
+      assert.equal((await bodyOf(editor.patch(path, { input: { a: 1 } }))).policy_id, policy_id)
+      assert.equal((await bodyOf(wide.patch(path, { policy_id: null }))).policy_id, null)
     })
 
     it('a tool changed under the trigger or run of another user is limited to the permissions of its editor', async () => {
@@ -231,12 +218,12 @@ describe('restrictions of a caller', function () {
         nodes: [{ id: 'fails', type: 'tool', tool_id: tool.id, operation_id: 'create-secret' }],
         edges: [],
       })
-      const run = await ok(wide.post('/orchestration-runs', { orchestration_id: graph.id, wait: true }))
+      const run = await bodyOf(wide.post('/orchestration-runs', { orchestration_id: graph.id, wait: true }))
       assert.equal(run.status, 'failed')
       const presets = { action: 'create-secret', name: named('stolen'), value: 'v' }
-      await ok(narrow.patch(`/tools/${tool.id}`, { preset_parameters: presets }))
-      assert.equal((await ok(admin.post(`/triggers/${trigger.id}/fire`))).status, 'failed')
-      const retried = await ok(narrow.post(`/orchestration-runs/${run.id}/retry`))
+      await bodyOf(narrow.patch(`/tools/${tool.id}`, { preset_parameters: presets }))
+      assert.equal((await bodyOf(admin.post(`/triggers/${trigger.id}/fire`))).status, 'failed')
+      const retried = await bodyOf(narrow.post(`/orchestration-runs/${run.id}/retry`))
       const ended: any = await eventually(async () => {
         const { body } = await admin.get(`/orchestration-runs/${retried.id}`)
         return body.status !== 'queued' && body.status !== 'running' && body
@@ -271,7 +258,7 @@ describe('restrictions of a caller', function () {
     it('refuses calls of an existing tool that writes', async () => {
       const secret = named('context')
       const victim = await app.user()
-      const everything = (await ok(admin.post('/policies', { document: allowing(['*']) }))).id
+      const everything = (await bodyOf(admin.post('/policies', { document: allowing(['*']) }))).id
       const attach = await platform(wide, ['attach-user-policy'], {
         preset_parameters: { action: 'attach-user-policy', user_id: victim.id, policy_id: everything },
       })
@@ -285,12 +272,12 @@ describe('restrictions of a caller', function () {
         for (const by of [admin, wide]) {
           const called = await by.post(`/tools/${tool.id}/call`, { action: 'list-secrets', input: {} })
           assert.deepEqual([called.status, called.body.error?.code], [422, 'TOOL_DISPATCH_FAILED'])
-          const tried = await ok(by.post(`/guardrails/${rule.id}/evaluate`, { args: {} }))
+          const tried = await bodyOf(by.post(`/guardrails/${rule.id}/evaluate`, { args: {} }))
           assert.deepEqual([tried.context_source, tried.decision], ['none', 'route_to_approval'], JSON.stringify(tried))
         }
       }
       assert.equal(await exists(secret), false)
-      assert.deepEqual((await ok(admin.get(`/users/${victim.id}`))).policy_ids ?? [], [])
+      assert.deepEqual((await bodyOf(admin.get(`/users/${victim.id}`))).policy_ids ?? [], [])
     })
 
     it('reads only what its author, the author of its tool and the caller may read', async () => {
@@ -302,7 +289,7 @@ describe('restrictions of a caller', function () {
           preset_parameters: { action: 'list-secrets' },
         })
         const rule = await made(author, '/guardrails', { name: named('rule'), document, context_tool_id: context.id })
-        const { decision, context_source } = await ok(caller.post(`/guardrails/${rule.id}/evaluate`, { args: {} }))
+        const { decision, context_source } = await bodyOf(caller.post(`/guardrails/${rule.id}/evaluate`, { args: {} }))
         return [decision, context_source]
       }
       assert.deepEqual(await decided(wide, wide, wide), ['execute', 'tool'])
@@ -322,13 +309,13 @@ describe('restrictions of a caller', function () {
         nodes: [{ id: 'human', type: 'human' }],
         edges: [],
       })
-      const run = await ok(wide.post('/orchestration-runs', { orchestration_id: graph.id, wait: true }))
+      const run = await bodyOf(wide.post('/orchestration-runs', { orchestration_id: graph.id, wait: true }))
       const playbook = await made(wide, '/playbooks', {
         name: named('playbook'),
         steps: [{ key: 'sign', title: 'Sign', type: 'manual', skippable: true }],
       })
       const { id: case_id } = await made(wide, '/cases', { title: 'a case' })
-      const execution = await ok(wide.post('/playbook-executions', { case_id, playbook_id: playbook.id }))
+      const execution = await bodyOf(wide.post('/playbook-executions', { case_id, playbook_id: playbook.id }))
       await eventually(async () => (await admin.get(`/playbook-executions/${execution.id}`)).body.waiting_on)
       const tool = await platform(wide, ['submit-human-input', 'complete-playbook-step', 'skip-playbook-step'])
       const { id } = await agent(wide, { tool_bindings: [{ tool_id: tool.id }] })
@@ -338,17 +325,19 @@ describe('restrictions of a caller', function () {
         ['complete-playbook-step', step],
         ['skip-playbook-step', { ...step, reason: 'no time' }],
       ] as const) {
-        const [{ error }] = await results((await ok(generate(wide, id, call(`${tool.name}_${action}`, args)))).id)
+        const [{ error }] = await results(
+          (await bodyOf(generate(wide, id, toolCall(`${tool.name}_${action}`, args)))).id,
+        )
         assert.equal(error.meta.tool_status_code, 403, `${action}: ${JSON.stringify(error)}`)
         // A person who calls the tool has it decide, too.
         const direct = await wide.post(`/tools/${tool.id}/call`, { action, input: args })
         assert.equal(direct.body.error.meta.tool_status_code, 403, JSON.stringify(direct.body))
       }
-      assert.equal((await ok(admin.get(`/orchestration-runs/${run.id}`))).status, 'awaiting_input')
+      assert.equal((await bodyOf(admin.get(`/orchestration-runs/${run.id}`))).status, 'awaiting_input')
       const input = { node_id: 'human', output: {} }
-      assert.equal((await ok(wide.post(`/orchestration-runs/${run.id}/human-input`, input))).status, 'succeeded')
+      assert.equal((await bodyOf(wide.post(`/orchestration-runs/${run.id}/human-input`, input))).status, 'succeeded')
       assert.equal(
-        (await ok(wide.post(`/playbook-executions/${execution.id}/steps/sign/complete`, {}))).id,
+        (await bodyOf(wide.post(`/playbook-executions/${execution.id}/steps/sign/complete`, {}))).id,
         execution.id,
       )
     })
@@ -373,17 +362,17 @@ describe('restrictions of a caller', function () {
         target_type: 'orchestration',
         target_id: graph.id,
       })
-      await ok(maker2.patch(`/triggers/${trigger.id}`, { input: { a: 1 } }))
-      const firing = await ok(firer.post(`/triggers/${trigger.id}/fire`))
+      await bodyOf(maker2.patch(`/triggers/${trigger.id}`, { input: { a: 1 } }))
+      const firing = await bodyOf(firer.post(`/triggers/${trigger.id}/fire`))
       const itemOf = async (run: string) =>
-        (await ok(admin.get(`/approvals?project_id=${projectId}&orchestration_run_id=${run}`))).data[0]?.id
+        (await bodyOf(admin.get(`/approvals?project_id=${projectId}&orchestration_run_id=${run}`))).data[0]?.id
       const first = await itemOf(firing.result.result_id)
       for (const starter of [wide, maker2, firer])
         assert.deepEqual(await code(starter.post(`/approvals/${first}/approve`)), [403, 'FORBIDDEN'])
       const run = firing.result.result_id
-      await ok(narrow.post(`/orchestration-runs/${run}/cancel`))
+      await bodyOf(narrow.post(`/orchestration-runs/${run}/cancel`))
       const retrier = await app.user(undefined, [allowing(['*'])])
-      const again = await ok(retrier.post(`/orchestration-runs/${run}/retry`))
+      const again = await bodyOf(retrier.post(`/orchestration-runs/${run}/retry`))
       const second = await eventually(() => itemOf(again.id))
       for (const starter of [retrier, firer, wide, maker2])
         assert.deepEqual(await code(starter.post(`/approvals/${second}/approve`)), [403, 'FORBIDDEN'])
@@ -414,8 +403,8 @@ describe('restrictions of a caller', function () {
         guardrail_ids: [rule.id],
       })
       const { id } = await agent(wide, { tool_bindings: [{ tool_id: tool.id }] })
-      const turn = await ok(generate(wide, id, call(tool.name, { amount: 500 })))
-      const item = (await ok(admin.get(`/approvals?project_id=${projectId}&status=pending`))).data.find(
+      const turn = await bodyOf(generate(wide, id, toolCall(tool.name, { amount: 500 })))
+      const item = (await bodyOf(admin.get(`/approvals?project_id=${projectId}&status=pending`))).data.find(
         (each: any) => each.generation_id === turn.id,
       )
       const approve = (amount: number) => narrow.post(`/approvals/${item.id}/approve`, { arguments: { amount } })
@@ -425,9 +414,9 @@ describe('restrictions of a caller', function () {
         [403, 'FORBIDDEN', 'blocked'],
         JSON.stringify(refused.body),
       )
-      assert.equal((await ok(admin.get(`/approvals/${item.id}`))).status, 'pending')
+      assert.equal((await bodyOf(admin.get(`/approvals/${item.id}`))).status, 'pending')
       const judged = `/guardrail-evaluations?project_id=${projectId}&guardrail_id=${rule.id}&decision=blocked`
-      await eventually(async () => (await ok(admin.get(judged))).total === 1)
+      await eventually(async () => (await bodyOf(admin.get(judged))).total === 1)
       assert.equal((await approve(501)).status, 200)
       await eventually(() => exists('paid-501'))
       assert.deepEqual([await exists('paid-5000'), await exists('paid-500')], [false, false])
@@ -437,23 +426,24 @@ describe('restrictions of a caller', function () {
       const rule = await made(wide, '/guardrails', { name: named('rule'), document: { class: 'C' } })
       const tool = await maker(wide, named('twice'), { guardrail_ids: [rule.id] })
       const { id: agent_id } = await agent(wide, { tool_bindings: [{ tool_id: tool.id }] })
-      const said = script(call(`${tool.name}_create-secret`))
+      const said = script(toolCall(`${tool.name}_create-secret`))
       const actors = [await made(wide, '/actors', { name: 'Ada' }), await made(wide, '/actors', { name: 'Bob' })]
       const inSession = async (actor_id: string) => {
         const session = await made(wide, '/sessions', { agent_id, actor_id })
-        await ok(wide.post(`/sessions/${session.id}/messages`, { message: said }))
-        await ok(wide.post(`/sessions/${session.id}/generate?wait=true`))
+        await bodyOf(wide.post(`/sessions/${session.id}/messages`, { message: said }))
+        await bodyOf(wide.post(`/sessions/${session.id}/generate?wait=true`))
       }
       const alone = (by: Client, tool_context?: object) =>
         by.post(`/agents/${agent_id}/generate?wait=true`, { prompt: said, ...(tool_context && { tool_context }) })
       for (const { id } of actors) await inSession(id)
       await inSession(actors[0].id)
-      await ok(alone(wide))
-      await ok(alone(wide))
-      await ok(alone(wide, { tenant: 'a' }))
-      await ok(alone(narrow))
-      const pending = (await ok(admin.get(`/approvals?project_id=${projectId}&status=pending&agent_id=${agent_id}`)))
-        .data
+      await bodyOf(alone(wide))
+      await bodyOf(alone(wide))
+      await bodyOf(alone(wide, { tenant: 'a' }))
+      await bodyOf(alone(narrow))
+      const pending = (
+        await bodyOf(admin.get(`/approvals?project_id=${projectId}&status=pending&agent_id=${agent_id}`))
+      ).data
       // Three sessions, one caller alone however often, one with a context, and another caller.
       assert.equal(pending.length, 6, JSON.stringify(pending.map((each: any) => each.session_id)))
     })
@@ -461,20 +451,20 @@ describe('restrictions of a caller', function () {
 
   describe('through a share', () => {
     it('guardrails and approvers of the other project see the arguments, never the presets', async () => {
-      const other = (await ok(admin.post('/projects', { name: 'grantee' }))).id
+      const other = (await bodyOf(admin.post('/projects', { name: 'grantee' }))).id
       const resource = [`srn:${other}:*:*`]
       const document = { statement: [{ effect: 'Allow', action: ['*'], resource }] }
-      const policy_ids = [(await ok(admin.post('/policies', { document }))).id]
-      const key = app.as((await ok(admin.post('/project-keys', { project_id: other, policy_ids }))).secret)
+      const policy_ids = [(await bodyOf(admin.post('/policies', { document }))).id]
+      const key = app.as((await bodyOf(admin.post('/project-keys', { project_id: other, policy_ids }))).secret)
       const provider = { name: 'double', provider: 'custom', default_model: 'double-1', base_url: `${double.url}/v1` }
-      const ai_provider_id = (await ok(key.post('/ai-providers', provider))).id
+      const ai_provider_id = (await bodyOf(key.post('/ai-providers', provider))).id
       const tool = await made(wide, '/tools', {
         name: named('shared'),
         type: 'http',
         execute: { url: 'https://example.com/x' },
         preset_parameters: { secret_tenant: 'ours' },
       })
-      const share = await ok(
+      const share = await bodyOf(
         admin.post('/shares', {
           project_id: projectId,
           resource: `srn:${projectId}:tool:${tool.id}`,
@@ -482,10 +472,10 @@ describe('restrictions of a caller', function () {
           grantee: other,
         }),
       )
-      await ok(key.post(`/shares/${share.id}/accept`))
+      await bodyOf(key.post(`/shares/${share.id}/accept`))
       const asks = { if: [{ '==': [{ var: 'args.secret_tenant' }, 'ours'] }, 'D', 'C'] }
-      const rule = await ok(key.post('/guardrails', { name: 'rule', document: { class: asks } }))
-      const { id } = await ok(
+      const rule = await bodyOf(key.post('/guardrails', { name: 'rule', document: { class: asks } }))
+      const { id } = await bodyOf(
         key.post('/agents', {
           name: 'agent',
           ai_provider_id,
@@ -493,10 +483,10 @@ describe('restrictions of a caller', function () {
           guardrail_ids: [rule.id],
         }),
       )
-      await ok(generate(key, id, call(tool.name, { n: 1 })))
-      const [item] = (await ok(key.get('/approvals?status=pending'))).data
+      await bodyOf(generate(key, id, toolCall(tool.name, { n: 1 })))
+      const [item] = (await bodyOf(key.get('/approvals?status=pending'))).data
       assert.deepEqual(item.proposed_action.arguments, { n: 1 })
-      const evaluations = await ok(key.get('/guardrail-evaluations'))
+      const evaluations = await bodyOf(key.get('/guardrail-evaluations'))
       assert.ok(!JSON.stringify([item, evaluations]).includes('ours'), JSON.stringify(evaluations))
     })
   })

@@ -6,20 +6,19 @@ import { eventually } from '../support/app.ts'
 import { Browser } from '../support/browser.ts'
 import type { IdToken } from '../support/identity-provider.ts'
 import { placesOf } from '../support/search-everywhere.ts'
+import { forSuite } from '../support/suite.ts'
 import { BASE, CALLBACK, challengeOf, type Fixture, openFixture, startAddress } from './company-sign-in-support.ts'
 
 const NETWORK = '203.0.113.7'
 
 describe('attacks on sign-in with a company account', () => {
-  let fixture: Fixture
-  before(async () => {
-    // Only the id_token identifies the account.
-    fixture = await openFixture({
+  // Only the id_token identifies the account.
+  const fixture = forSuite(() =>
+    openFixture({
       provider: { claimsInToken: true },
       env: { OIDC_AUTO_PROVISION: 'true', TRUST_PROXY: '1' },
-    })
-  })
-  after(() => fixture?.close())
+    }),
+  )
   afterEach(() => {
     fixture.provider.forge = null
   })

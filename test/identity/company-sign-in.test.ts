@@ -8,16 +8,13 @@ import { ADMIN, cheapPasswords, client, eventually, realPasswords, startApp } fr
 import { Browser } from '../support/browser.ts'
 import { startNameServer } from '../support/dns.ts'
 import { CLIENT, REFUSING, startIdentityProvider } from '../support/identity-provider.ts'
+import { forSuite } from '../support/suite.ts'
 import { BASE, CALLBACK, challengeOf, type Fixture, openFixture, startAddress } from './company-sign-in-support.ts'
 
 const ACTION = 'projects:GetProject'
 
 describe('sign-in with a company account', () => {
-  let fixture: Fixture
-  before(async () => {
-    fixture = await openFixture()
-  })
-  after(() => fixture?.close())
+  const fixture = forSuite(openFixture)
 
   describe('of linked users', () => {
     it('signs the user of the account in', async () => {

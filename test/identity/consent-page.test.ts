@@ -202,7 +202,7 @@ describe('the consent page in a browser', function () {
     }
     const asked = { client_id: 'muster-console', redirect_uri: `${app.base}/app/callback`, scope: 'muster:user' }
     const { page, tokens } = await begin(asked)
-    // The console would take the code for one that it has not asked for, and begin again. Its page is requested by a redirect,
+    // The console would take the code for a code of another request, and begin again. Its page is requested by a redirect,
     // which cannot be intercepted, its programs can.
     await page.route(`${app.base}/app/assets/**`, route => route.abort())
     await signIn(page)

@@ -4,17 +4,19 @@ import { type Operation, operations, toolNameOf } from '#core/api/operation.ts'
 import { resourceTypes } from '#core/api/resource-type.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { platformActions } from '#execution/tools/platform.ts'
-import { type Double, startDouble } from '#local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import { tools as mcpTools } from '../mcp/support.ts'
 import * as a2a from '../protocols/a2a-support.ts'
 import { ThreadClient } from '../protocols/ag-ui-support.ts'
-import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, startApp } from '../support/app.ts'
 import { createBody, type Described, describedOperations, type Ids, randomOf, withoutSharing } from '../support/fuzz.ts'
 import { populate } from '../support/populate.ts'
+import { bodyOf } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
 
-/** Operations of other gates than `policy` that definitions may call: what they return is public or limited by the caller. */
+/** Operations of other gates than `policy` that definitions may call: their result is public or limited by the caller. */
 const SAFE = [
   'list-event-registry',
   'list-permissions',
@@ -63,9 +65,14 @@ const ARGUMENTS: Record<string, Json> = {
  */
 describe('operations called by definitions', function () {
   this.timeout(600_000)
-  let app: TestApp
-  let double: Double
-  let admin: Client
+  const double = forSuite(() => startDouble({}))
+  const app = forSuite(() =>
+    startApp({
+      env: { ...a2a.ENV, AG_UI_MOUNT: 'true', OPENAI_MOUNT: 'true' },
+      workers: ['generation', 'orchestration', 'trigger', 'evaluation'],
+    }),
+  )
+  const admin = forSuite(() => app.admin)
   let tenant: Client
   let projectId: string
   /** Values of path parameters, of another project. */
@@ -77,25 +84,14 @@ describe('operations called by definitions', function () {
   let toolName: string
   let counter = 0
   const random = randomOf(7)
-
-  const ok = async (reply: Promise<Reply>): Promise<any> => {
-    const { status, body } = await reply
-    assert.ok(status < 300, JSON.stringify(body))
-    return body
-  }
-  const made = (path: string, body: object): Promise<any> => ok(tenant.post(path, { project_id: projectId, ...body }))
+  const made = (path: string, body: object): Promise<any> =>
+    bodyOf(tenant.post(path, { project_id: projectId, ...body }))
 
   before(async () => {
-    double = await startDouble({})
-    app = await startApp({
-      env: { ...a2a.ENV, AG_UI_MOUNT: 'true', OPENAI_MOUNT: 'true' },
-      workers: ['generation', 'orchestration', 'trigger', 'evaluation'],
-    })
-    admin = app.admin
     document = withoutSharing((await app.anonymous.get('//openapi.json')).body)
     described = new Map(describedOperations(document).map(each => [each.id, each]))
-    foreign = { ...(await populate(app)), user_id: (await ok(admin.get('/users/me'))).id }
-    projectId = (await ok(admin.post('/projects', { name: 'tenant' }))).id
+    foreign = { ...(await populate(app)), user_id: (await bodyOf(admin.get('/users/me'))).id }
+    projectId = (await bodyOf(admin.post('/projects', { name: 'tenant' }))).id
     tenant = await app.user(undefined, [
       { statement: [{ effect: 'Allow', action: ['*'], resource: [`srn:${projectId}:*:*`] }] },
     ])
@@ -107,16 +103,12 @@ describe('operations called by definitions', function () {
     toolId = (await made('/tools', { name: toolName, type: 'platform', actions: actions.slice(0, 500) })).id
     assert.ok(actions.length <= 500, 'one tool has every action')
   })
-  after(async () => {
-    await app?.close()
-    await double?.close()
-  })
 
   const inBatches = async <T>(all: readonly T[], run: (each: T) => Promise<void>) => {
     for (let at = 0; at < all.length; at += 8) await Promise.all(all.slice(at, at + 8).map(run))
   }
 
-  /** Arguments that refer to rows of another project, or are what the operation asks for. */
+  /** Arguments that refer to rows of another project, or are the input of the operation. */
   function argumentsOf(operation: Operation, project_id: string | null): Json {
     const { id, shape, body, consumes, path } = operation
     const fields = flatten(operation)?.fields ?? new Map()
@@ -185,7 +177,7 @@ describe('operations called by definitions', function () {
       if (!REFUSED.test(called.body.error?.message)) answered.push(`${action}: ${called.body.error?.message}`)
       const nodes = [{ id: 'a', type: 'tool', tool_id: toolId, operation_id: action, input_mapping: input }]
       const graph = await made('/orchestrations', { name: `g-${action}`, nodes, edges: [] })
-      const run = await ok(admin.post('/orchestration-runs', { orchestration_id: graph.id, wait: true }))
+      const run = await bodyOf(admin.post('/orchestration-runs', { orchestration_id: graph.id, wait: true }))
       if (!REFUSED.test(run.error?.message)) answered.push(`${action} in a run: ${run.error?.message}`)
     })
     assert.deepEqual(answered, [])
@@ -194,7 +186,7 @@ describe('operations called by definitions', function () {
 
   /** Ways to start a turn as an admin. */
   const TURNS: Record<string, (agentId: string, prompt: string) => Promise<unknown>> = {
-    REST: (id, prompt) => ok(admin.post(`/agents/${id}/generate?wait=true`, { prompt })),
+    REST: (id, prompt) => bodyOf(admin.post(`/agents/${id}/generate?wait=true`, { prompt })),
     MCP: (agent_id, prompt) =>
       mcpTools(app.url, admin.token as string)('create-agent-generation', { agent_id, prompt, wait: true }),
     'the OpenAI mount': (model, content) =>
@@ -207,8 +199,8 @@ describe('operations called by definitions', function () {
     'AG-UI': (agentId, prompt) => new ThreadClient({ url: app.url, token: admin.token, agentId }).say(prompt),
     'a trigger': async (target_id, message) => {
       const fields = { name: 'starts', type: 'manual', target_type: 'agent', target_id, input: { message } }
-      const { id } = await ok(admin.post('/triggers', { project_id: projectId, ...fields }))
-      return ok(admin.post(`/triggers/${id}/fire`, { wait: true }))
+      const { id } = await bodyOf(admin.post('/triggers', { project_id: projectId, ...fields }))
+      return bodyOf(admin.post(`/triggers/${id}/fire`, { wait: true }))
     },
   }
   for (const [surface, start] of Object.entries(TURNS))
@@ -234,9 +226,9 @@ describe('operations called by definitions', function () {
       }))
       const before = await outside()
       await start(id, `@double ${JSON.stringify([{ tool_calls }, { text: 'done' }])}`)
-      const { data } = await ok(admin.get(`/generations?project_id=${projectId}&agent_id=${id}`))
+      const { data } = await bodyOf(admin.get(`/generations?project_id=${projectId}&agent_id=${id}`))
       assert.equal(data.length, 1, JSON.stringify(data))
-      const { steps } = await ok(admin.get(`/generations/${data[0].id}/transcript`))
+      const { steps } = await bodyOf(admin.get(`/generations/${data[0].id}/transcript`))
       assert.deepEqual(
         steps[0].tool_results.map(({ error }: Json) => error?.message),
         called.map(action => `${action} responded with 403 FORBIDDEN`),

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { ADMIN, type Client, client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { type HostedProcess, runWeb } from '../support/hosts.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Project = Awaited<ReturnType<TestApp['project']>>
 
@@ -13,15 +14,9 @@ const statement = (effect: 'Allow' | 'Deny', action: string[], resource?: string
 const MISSING = 'actor_00000000000000000000000000'
 
 describe('permissions on the wire', () => {
-  let app: TestApp
-  let p: Project
-  let q: Project
-  before(async () => {
-    app = await startApp()
-    p = await app.project()
-    q = await app.project()
-  })
-  after(() => app.close())
+  const app = forSuite(startApp)
+  const p = forSuite(() => app.project())
+  const q = forSuite(() => app.project())
 
   const actor = async (project: Project, tags?: Record<string, string>): Promise<string> => {
     const made = await app.admin.post('/actors', { project_id: project.id, name: 'x' })
@@ -83,10 +78,7 @@ describe('permissions on the wire', () => {
   })
 
   describe('by tags', () => {
-    let tagged: Project
-    before(async () => {
-      tagged = await app.project()
-    })
+    const tagged = forSuite(() => app.project())
 
     it('open what carries the tag in reads and lists, and no create without it', async () => {
       const internal = await actor(tagged, { visibility: 'internal' })

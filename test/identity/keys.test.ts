@@ -1,27 +1,20 @@
 import { strict as assert } from 'node:assert'
 import { manualClock } from '#core/base/clock.ts'
-import { rawQuery } from '#core/db/sql.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
+import { forSuite } from '../support/suite.ts'
 
 const allow = (action: string, resource: string) => ({
   statement: [{ effect: 'Allow', action: [action], resource: [resource] }],
 })
 
 describe('project keys', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ clock }))
   const clock = manualClock()
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const policy = async (document: object) => (await app.admin.post('/policies', { document })).body.id as string
   const works = async (secret: string) => (await app.as(secret).get('/projects')).status === 200
   const ids = (reply: { body: { data: { id: string }[] } }) => reply.body.data.map(item => item.id)
   const unknown = 'key_00000000000000000000000000'
-
-  before(async () => {
-    app = await startApp({ clock })
-  })
-  after(() => app.close())
 
   describe('create', () => {
     it('answers the record and the key, in snake case, for the documented camel-case body', async () => {
@@ -118,7 +111,7 @@ describe('project keys', () => {
       const again = await app.admin.post('/project-keys', { name: 'once' }, headers)
       assert.equal(again.headers.get('idempotency-replayed'), 'true')
       assert.deepEqual(again.body, first.body)
-      const [kept] = await rows(`select body, sealed_body from idempotency_keys where key = 'mint-once'`)
+      const [kept] = await app.rows(`select body, sealed_body from idempotency_keys where key = 'mint-once'`)
       assert.equal(kept.body, null)
       assert.ok(!kept.sealed_body.includes(first.body.secret))
     })
@@ -272,7 +265,7 @@ describe('project keys', () => {
       const owner = await app.user()
       const idle = (await owner.post('/project-keys', {})).body
       const used = (await owner.post('/project-keys', {})).body
-      await rows('update project_keys set created_at = $2 where id = any($1)', [
+      await app.rows('update project_keys set created_at = $2 where id = any($1)', [
         [idle.id, used.id],
         new Date(Date.now() - 10 * 86_400_000).toISOString(),
       ])
@@ -310,7 +303,7 @@ describe('project keys', () => {
         const reply = await app.admin[method](`/project-keys/${id}`, {})
         assert.deepEqual([reply.status, reply.body], [200, body])
       }
-      assert.equal((await rows('select 1 from events where resource_id = $1', [id])).length, 2)
+      assert.equal((await app.rows('select 1 from events where resource_id = $1', [id])).length, 2)
     })
 
     it('refuses what create refuses', async () => {
@@ -357,7 +350,7 @@ describe('project keys', () => {
       assert.ok(await works(rotated.secret))
     })
 
-    it('bounds the grace', async () => {
+    it('bounds the grace of the old secret', async () => {
       const { id } = (await app.admin.post('/project-keys', {})).body
       for (const grace_seconds of [-1, 604_801, 1.5, '60'])
         assert.equal((await app.admin.post(`/project-keys/${id}/rotate`, { grace_seconds })).status, 400)
@@ -370,7 +363,7 @@ describe('project keys', () => {
       const rotated = await app.as(made.secret).post(`/project-keys/${made.id}/rotate`)
       assert.equal(rotated.status, 200)
       assert.ok(await works(rotated.body.secret))
-      const [entry] = await rows(
+      const [entry] = await app.rows(
         `select principal_type, principal_id, project_id from audit_entries where action = 'project-keys:RotateProjectKey' and resource_public_id = $1`,
         [made.id],
       )
@@ -405,11 +398,11 @@ describe('project keys', () => {
       )
       assert.deepEqual(events[1].data, changed.body)
       const unscoped = (await app.admin.post('/project-keys', {})).body
-      assert.deepEqual(await rows('select 1 from events where resource_id = $1', [unscoped.id]), [])
+      assert.deepEqual(await app.rows('select 1 from events where resource_id = $1', [unscoped.id]), [])
       const traces = JSON.stringify([
         events,
-        await rows('select * from audit_entries'),
-        await rows('select * from project_keys'),
+        await app.rows('select * from audit_entries'),
+        await app.rows('select * from project_keys'),
         app.logs,
       ])
       for (const secret of [made.secret, rotated.secret, unscoped.secret]) assert.ok(!traces.includes(secret))
@@ -419,7 +412,7 @@ describe('project keys', () => {
       const { id } = await app.project()
       const bound = (await app.admin.post('/project-keys', { project_id: id })).body.id
       const free = (await app.admin.post('/project-keys', {})).body.id
-      const entries = await rows(
+      const entries = await app.rows(
         'select project_id, resource_srn, resource_public_id as key from audit_entries where resource_public_id = any($1) order by id',
         [[bound, free]],
       )

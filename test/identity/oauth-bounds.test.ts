@@ -1,13 +1,15 @@
 import assert from 'node:assert/strict'
-import { type Double, startDouble } from '#local/double/server.ts'
-import type { Client, Reply } from '../support/app.ts'
-import { allowing, type OauthApp, REDIRECT, refresh, register, startOauthApp, tokensOf } from '../support/oauth.ts'
+import { startDouble } from '#local/double/server.ts'
+import type { Client } from '../support/app.ts'
+import { allowing, REDIRECT, refresh, register, startOauthApp, tokensOf } from '../support/oauth.ts'
+import { bodyOf } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** Work that a token of a grant starts stays within the grant, and ends with it. */
 describe('work that an OAuth token starts', function () {
   this.timeout(120_000)
-  let app: OauthApp
-  let double: Double
+  const double = forSuite(() => startDouble({}))
+  const app = forSuite(() => startOauthApp({ workers: ['generation', 'orchestration', 'trigger'] }))
   let projectId: string
   let user: Client & { id: string }
   let client_id: string
@@ -15,15 +17,12 @@ describe('work that an OAuth token starts', function () {
   let counter = 0
 
   const named = (what: string): string => `${what}-${++counter}`
-  const ok = async (reply: Promise<Reply> | Reply): Promise<any> => {
-    const { status, body } = await reply
-    assert.ok(status < 300, JSON.stringify(body))
-    return body
-  }
   const made = (by: Client, path: string, body: object): Promise<any> =>
-    ok(by.post(path, { project_id: projectId, ...body }))
+    bodyOf(by.post(path, { project_id: projectId, ...body }))
   const exists = async (name: string): Promise<boolean> =>
-    (await ok(app.admin.get(`/secrets?project_id=${projectId}&limit=100`))).data.some((each: any) => each.name === name)
+    (await bodyOf(app.admin.get(`/secrets?project_id=${projectId}&limit=100`))).data.some(
+      (each: any) => each.name === name,
+    )
 
   /** A caller with a token of a new grant for all modules except the given ones. */
   async function granted(...without: string[]) {
@@ -54,22 +53,15 @@ describe('work that an OAuth token starts', function () {
     return { secret, tool, graph }
   }
   const start = (by: Client, graph: { id: string }): Promise<any> =>
-    ok(by.post('/orchestration-runs', { orchestration_id: graph.id, wait: true }))
+    bodyOf(by.post('/orchestration-runs', { orchestration_id: graph.id, wait: true }))
   const answer = (run: { id: string }): Promise<any> =>
-    ok(user.post(`/orchestration-runs/${run.id}/human-input`, { node_id: 'h', output: {} }))
+    bodyOf(user.post(`/orchestration-runs/${run.id}/human-input`, { node_id: 'h', output: {} }))
 
   before(async () => {
-    double = await startDouble({})
-    app = await startOauthApp({ workers: ['generation', 'orchestration', 'trigger'] })
-    projectId = (await ok(app.admin.post('/projects', { name: 'bounds' }))).id
+    projectId = (await bodyOf(app.admin.post('/projects', { name: 'bounds' }))).id
     user = await app.user(undefined, [allowing(projectId)])
     ;({ client_id } = await register(app.base))
-    modules = (await ok(user.get('/oauth/consent-info'))).modules.map(({ module }: { module: string }) => module)
-  })
-
-  after(async () => {
-    await app?.close()
-    await double?.close()
+    modules = (await bodyOf(user.get('/oauth/consent-info'))).modules.map(({ module }: { module: string }) => module)
   })
 
   it('has the granted permissions and is attributed to the grant', async () => {
@@ -98,8 +90,8 @@ describe('work that an OAuth token starts', function () {
     const agent = await made(user, '/agents', { name: 'agent', ai_provider_id, tool_bindings: [{ tool_id: tool.id }] })
     const script = [{ tool_calls: [{ name: `${tool.name}_create-secret`, args: {} }] }, { text: 'done' }]
     const prompt = `@double ${JSON.stringify(script)}`
-    const turn = await ok(api.post(`/agents/${agent.id}/generate?wait=true`, { prompt }))
-    const { steps } = await ok(app.admin.get(`/generations/${turn.id}/transcript`))
+    const turn = await bodyOf(api.post(`/agents/${agent.id}/generate?wait=true`, { prompt }))
+    const { steps } = await bodyOf(app.admin.get(`/generations/${turn.id}/transcript`))
     const [{ error }] = steps.flatMap((step: any) => step.tool_results)
     assert.equal(error.meta.tool_status_code, 403, JSON.stringify(error))
     assert.equal(await exists(secret), false)
@@ -150,7 +142,7 @@ describe('work that an OAuth token starts', function () {
       target_id: graph.id,
     })
     assert.deepEqual(trigger.run_as, { kind: 'oauth_grant', id })
-    const firing = await ok(user.post(`/triggers/${trigger.id}/fire`))
+    const firing = await bodyOf(user.post(`/triggers/${trigger.id}/fire`))
     assert.equal(firing.status, 'failed', JSON.stringify(firing))
     const own = await effect(api)
     const called = await start(user, own.graph)

@@ -5,14 +5,13 @@ import { rawQuery } from '#core/db/sql.ts'
 import { createEgress } from '#core/net/egress.ts'
 import { CAPACITY, spendLimit } from '#identity/oauth/limits.ts'
 import oauthModule from '#identity/oauth/module.ts'
-import { type Client, eventually, startApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import {
   allowing,
   authorizeUrl,
   Browser,
   beginRequest,
   inBrowser,
-  type OauthApp,
   pkce,
   postForm,
   REDIRECT,
@@ -21,13 +20,14 @@ import {
   startOauthApp,
   tokensOf,
 } from '../support/oauth.ts'
+import { forSuite } from '../support/suite.ts'
 import { cert } from '../support/tls.ts'
 
 describe('attacks on OAuth', function () {
   this.timeout(60_000)
-  let app: OauthApp
-  let user: Client & { id: string }
-  let project: { id: string }
+  const app = forSuite(() => startOauthApp({ env: { OAUTH_INTROSPECTION_ENABLED: 'true' } }))
+  const project = forSuite(() => app.project())
+  const user = forSuite(() => app.user('ada', [allowing(project.id)]))
   let client_id: string
   const consent = () => ({ project_id: project.id, selection: { kind: 'all' } })
   const challenged = () => ({ code_challenge: pkce().challenge, code_challenge_method: 'S256' })
@@ -41,13 +41,8 @@ describe('attacks on OAuth', function () {
     })
 
   before(async () => {
-    app = await startOauthApp({ env: { OAUTH_INTROSPECTION_ENABLED: 'true' } })
-    project = await app.project()
-    user = await app.user('ada', [allowing(project.id)])
     ;({ client_id } = await register(app.base))
   })
-
-  after(() => app?.close())
 
   describe('a request at the authorization endpoint', () => {
     it('without a proper challenge is refused towards the client, with state and issuer', async () => {
@@ -197,11 +192,8 @@ describe('attacks on OAuth', function () {
   })
 
   describe('a metadata document', () => {
-    let inner: Awaited<ReturnType<typeof startDocuments>>
-    let unsettled = 0
-
-    before(async () => {
-      inner = await startDocuments((req, res) => {
+    const inner = forSuite(() =>
+      startDocuments((req, res) => {
         if (req.url === '/hangs') return
         if (req.url === '/moved') return void res.writeHead(302, { location: '/good' }).end()
         const document = {
@@ -213,7 +205,11 @@ describe('attacks on OAuth', function () {
         }
         res.setHeader('content-type', 'application/json')
         res.end(JSON.stringify(document))
-      })
+      }),
+    )
+    let unsettled = 0
+
+    before(async () => {
       const names: Record<string, () => string[]> = {
         'inner.example': () => ['127.0.0.1'],
         'metadata.example': () => ['169.254.169.254'],
@@ -226,8 +222,6 @@ describe('attacks on OAuth', function () {
         ca: cert,
       })
     })
-
-    after(() => inner.close())
 
     const refused = async (url: string, address?: string) => {
       const started = performance.now()

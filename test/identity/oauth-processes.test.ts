@@ -9,7 +9,6 @@ import {
   beginRequest,
   codeOf,
   exchange,
-  type OauthApp,
   pkce,
   REDIRECT,
   refresh,
@@ -18,10 +17,11 @@ import {
   tokensOf,
 } from '../support/oauth.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('OAuth over several web processes', function () {
   this.timeout(120_000)
-  let app: OauthApp
+  const app = forSuite(startOauthApp)
   let second: TestProcess
   let client_id: string
   let consent: object
@@ -29,7 +29,6 @@ describe('OAuth over several web processes', function () {
   const startSecond = () => startProcess('web', app.databaseUrl, { BASE_URL: app.base, TRUST_PROXY: '1' })
 
   before(async () => {
-    app = await startOauthApp()
     second = await startSecond()
     consent = { project_id: (await app.project()).id, selection: { kind: 'all' } }
     // Each request goes to the other process than the one before.
@@ -39,7 +38,6 @@ describe('OAuth over several web processes', function () {
 
   after(async () => {
     await second?.kill()
-    await app?.close()
   })
 
   it('continues in one process a request that another one started', async () => {

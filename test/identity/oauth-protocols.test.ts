@@ -6,7 +6,6 @@ import * as openid from 'openid-client'
 import { findObject, rewriteObject } from '#identity/grants/store.ts'
 import { rotateSigningKey } from '#identity/oauth/keys.ts'
 import { openObject, sealObject } from '#identity/oauth/seal.ts'
-import type { Client } from '../support/app.ts'
 import {
   allowing,
   approve,
@@ -15,7 +14,6 @@ import {
   beginRequest,
   codeOf,
   inBrowser,
-  type OauthApp,
   pkce,
   postForm,
   REDIRECT,
@@ -24,6 +22,7 @@ import {
   startOauthApp,
   tokensOf,
 } from '../support/oauth.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** A request to the MCP server. */
 const PING = { jsonrpc: '2.0', id: 1, method: 'ping' }
@@ -31,18 +30,10 @@ const PING = { jsonrpc: '2.0', id: 1, method: 'ping' }
 const DEVICE_GRANT = 'urn:ietf:params:oauth:grant-type:device_code'
 
 describe('OAuth flows other than the code flow', () => {
-  let app: OauthApp
-  let user: Client & { id: string }
-  let project: { id: string }
+  const app = forSuite(startOauthApp)
+  const project = forSuite(() => app.project())
+  const user = forSuite(() => app.user('ada', [allowing(project.id)]))
   const consent = () => ({ project_id: project.id, selection: { kind: 'all' } })
-
-  before(async () => {
-    app = await startOauthApp()
-    project = await app.project()
-    user = await app.user('ada', [allowing(project.id)])
-  })
-
-  after(() => app?.close())
 
   describe('the device grant', () => {
     const begin = async (more: object = {}) => {
@@ -245,7 +236,7 @@ describe('OAuth flows other than the code flow', () => {
   })
 
   describe('the redirect URIs of editors', () => {
-    /** As their programs register them, and URIs with which they ask. November 2026. */
+    /** As their programs register them, and URIs of their requests. November 2026. */
     const EDITORS = {
       Cursor: {
         registered: [

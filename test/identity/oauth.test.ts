@@ -12,7 +12,6 @@ import {
   beginRequest,
   codeOf,
   inBrowser,
-  type OauthApp,
   pkce,
   postForm,
   REDIRECT,
@@ -22,12 +21,13 @@ import {
   startOauthApp,
   tokensOf,
 } from '../support/oauth.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('OAuth', () => {
-  let app: OauthApp
+  const app = forSuite(() => startOauthApp({ env: { OAUTH_INTROSPECTION_ENABLED: 'true' } }))
+  const project = forSuite(() => app.project())
+  const other = forSuite(() => app.project())
   let user: Client & { id: string }
-  let project: { id: string }
-  let other: { id: string }
   let documents: Awaited<ReturnType<typeof startDocuments>>
   let client_id: string
 
@@ -56,9 +56,6 @@ describe('OAuth', () => {
   const newUser = async (action: string[] = ['*']) => app.user(undefined, [allowing(project.id, action)])
 
   before(async () => {
-    app = await startOauthApp({ env: { OAUTH_INTROSPECTION_ENABLED: 'true' } })
-    project = await app.project()
-    other = await app.project()
     user = await newUser()
     ;({ client_id } = await register(app.base))
     documents = await startDocuments((req, res) => {
@@ -77,7 +74,6 @@ describe('OAuth', () => {
   })
 
   after(async () => {
-    await app?.close()
     await documents?.close()
   })
 

@@ -7,7 +7,8 @@ import { checkPolicyDocument } from '#core/iam/policy.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { attachPolicy, detachPolicy } from '#identity/policies/attach.ts'
 import { managedPolicies, syncManagedPolicies } from '#identity/policies/managed.ts'
-import { eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { eventually, type Reply, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 const allow = (action: string | string[], resource?: string | string[], condition?: object) => ({
   statement: [
@@ -22,11 +23,7 @@ const allow = (action: string | string[], resource?: string | string[], conditio
 const MISSING = 'pol_00000000000000000000000000'
 
 describe('policies', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
+  const app = forSuite(startApp)
 
   const make = async (document: object = allow('*'), more: object = {}) =>
     (await app.admin.post('/policies', { document, ...more })).body
@@ -133,7 +130,7 @@ describe('policies', () => {
       assert.equal((await app.admin.get(`/policies/${id}/versions`)).body.total, 2)
     })
 
-    it('honour If-Match', async () => {
+    it('honour If-Match in an update', async () => {
       const { id } = await make()
       const tag = { 'if-match': (await app.admin.get(`/policies/${id}`)).headers.get('etag') as string }
       assert.equal((await app.admin.put(`/policies/${id}`, { document: allow('actors:*') }, tag)).status, 200)

@@ -7,24 +7,18 @@ import { rawQuery } from '#core/db/sql.ts'
 import { cloneables } from '#identity/projects/clone.ts'
 import { sweepDeferredDeletes } from '#identity/projects/delete.ts'
 import { lockUnpaused } from '#identity/projects/pause.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { loadBeside } from '../support/modules.ts'
+import { forSuite } from '../support/suite.ts'
 
 const DAY = 86_400_000
 
 describe('projects', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ clock }))
   const clock = manualClock()
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
   const eventsOf = async (id: string) =>
     (await storedEvents(app.services.pool, { project: id })).filter(event => event.name.startsWith('projects.'))
-
-  before(async () => {
-    app = await startApp({ clock })
-  })
-  after(() => app.close())
 
   describe('create', () => {
     it('answers the record with its defaults', async () => {
@@ -94,7 +88,7 @@ describe('projects', () => {
 
     it('is audited under the id of the new project and emits nothing', async () => {
       const { id } = (await app.admin.post('/projects', { name: 'audited' })).body
-      const [entry] = await rows(
+      const [entry] = await app.rows(
         `select * from audit_entries where action = 'projects:CreateProject' and project_id = $1`,
         [id],
       )
@@ -380,7 +374,7 @@ describe('projects', () => {
       assert.equal((await key.get('/projects')).status, 401)
     })
 
-    it('is for admins', async () => {
+    it('is refused to callers who are no admins', async () => {
       const { id, key } = await app.project()
       const allowed = await app.user(undefined, [{ statement: [{ effect: 'Allow', action: ['*'], resource: ['*'] }] }])
       assert.equal((await allowed.delete(`/projects/${id}`)).status, 403)
@@ -391,9 +385,9 @@ describe('projects', () => {
       const { id, key } = await app.project()
       await key.post('/secrets', { name: 's', value: 'v' })
       await app.admin.delete(`/projects/${id}?force=true`)
-      const kept = await rows('select action, project_id, status from audit_entries where project_id = $1', [id])
+      const kept = await app.rows('select action, project_id, status from audit_entries where project_id = $1', [id])
       assert.ok(kept.some(entry => entry.action === 'secrets:CreateSecret'))
-      const [own] = await rows(
+      const [own] = await app.rows(
         `select project_id, status from audit_entries where action = 'projects:DeleteProject' and resource_public_id = $1`,
         [id],
       )
@@ -411,8 +405,8 @@ describe('projects', () => {
         const replies = await Promise.all(creates)
         assert.equal((await removed).status, 204)
         for (const reply of replies) assert.ok([201, 404].includes(reply.status), JSON.stringify(reply.body))
-        assert.deepEqual(await rows('select 1 from secrets where project_id = $1', [id]), [])
-        assert.deepEqual(await rows('select 1 from events where project_id = $1', [id]), [])
+        assert.deepEqual(await app.rows('select 1 from secrets where project_id = $1', [id]), [])
+        assert.deepEqual(await app.rows('select 1 from events where project_id = $1', [id]), [])
       }
     })
 
@@ -430,14 +424,14 @@ describe('projects', () => {
     })
 
     it('reaches every table with a project, by the schema', async () => {
-      const reached = await rows(`
+      const reached = await app.rows(`
         with recursive reached as (
           select 'projects'::regclass::oid as id
           union
           select c.conrelid from pg_constraint c join reached r on c.confrelid = r.id
           where c.contype = 'f' and c.confdeltype = 'c')
         select id::regclass::text as table_name from reached`)
-      const named = await rows(`
+      const named = await app.rows(`
         select table_name from information_schema.columns
         where table_schema = 'public' and column_name = 'project_id' order by 1`)
       const goes = new Set(reached.map(row => row.table_name))
@@ -462,10 +456,10 @@ describe('projects', () => {
         ids.push(id)
       }
       const [stuck, ...others] = ids
-      await rows(
+      await app.rows(
         `create function refuse_delete() returns trigger language plpgsql as $$ begin raise exception 'stuck'; end $$`,
       )
-      await rows(`create trigger refuse_delete before delete on projects for each row when (old.id = '${stuck}')
+      await app.rows(`create trigger refuse_delete before delete on projects for each row when (old.id = '${stuck}')
         execute function refuse_delete()`)
       clock.advance(2 * DAY)
       try {
@@ -476,7 +470,7 @@ describe('projects', () => {
         const line = app.logs.find(text => text.includes('deferred project deletion failed') && text.includes(stuck))
         assert.match(line ?? '', /stuck/)
       } finally {
-        await rows('drop function refuse_delete() cascade')
+        await app.rows('drop function refuse_delete() cascade')
       }
       assert.equal(await sweep(), 1)
     })
@@ -493,7 +487,7 @@ describe('projects', () => {
       const swept = await Promise.all([sweep(), sweep()])
       assert.equal(swept[0] + swept[1], 1)
       assert.equal((await app.admin.get(`/projects/${id}`)).status, 404)
-      const [entry] = await rows(
+      const [entry] = await app.rows(
         `select principal_id, detail from audit_entries where action = 'projects:DeleteProject'
            and resource_public_id = $1 and detail is not null`,
         [id],

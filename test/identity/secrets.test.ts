@@ -1,36 +1,29 @@
 import { strict as assert } from 'node:assert'
 import { AppError } from '#core/base/errors.ts'
 import { sealedColumns } from '#core/db/sealed.ts'
-import { rawQuery } from '#core/db/sql.ts'
 import { createSecretBox } from '#core/secrets/secretbox.ts'
 import { maskSecrets } from '#identity/secrets/mask.ts'
 import { reencryptSecrets, verifySecrets } from '#identity/secrets/reencrypt.ts'
 import { checkTokens, openSecret, resolveTokens } from '#identity/secrets/resolve.ts'
 import { dropReplacedValues } from '#identity/secrets/store.ts'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { storedEvents } from '../support/events.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 const allow = (action: string, resource: string) => ({
   statement: [{ effect: 'Allow', action: [action], resource: [resource] }],
 })
 
 describe('secrets', () => {
-  let app: TestApp
-  let project: Awaited<ReturnType<TestApp['project']>>
-  const rows = async (text: string, values: unknown[] = []) =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
   const store = async (value: string, of = project) =>
     (await of.key.post('/secrets', { name: 'stored', value })).body.id as string
   const reading = (id: string, of = project) => openSecret(app.services.pool, app.services, of.id, id)
   const failsWith = (code: string, id: string) => (error: AppError) =>
     error instanceof AppError && error.code === code && error.meta?.secret_id === id
-
-  before(async () => {
-    app = await startApp()
-    project = await app.project()
-  })
-  after(() => app.close())
 
   describe('record', () => {
     it('is created without showing its value', async () => {
@@ -115,7 +108,7 @@ describe('secrets', () => {
         const reply = await project.key[method](`/secrets/${id}`, {})
         assert.deepEqual([reply.status, reply.body], [200, body])
       }
-      assert.equal((await rows('select 1 from events where resource_id = $1', [id])).length, 2)
+      assert.equal((await app.rows('select 1 from events where resource_id = $1', [id])).length, 2)
     })
 
     it('keeps one of several values written concurrently', async () => {
@@ -126,7 +119,7 @@ describe('secrets', () => {
       assert.ok(values.includes(await reading(id)))
     })
 
-    it('is deleted', async () => {
+    it('is deleted with its value', async () => {
       const id = await store('v')
       assert.equal((await project.key.delete(`/secrets/${id}`)).status, 204)
       assert.equal((await project.key.get(`/secrets/${id}`)).status, 404)
@@ -150,7 +143,7 @@ describe('secrets', () => {
       replies.push(await project.key.post(`/secrets/${made.body.id}/rollback`))
       replies.push(await project.key.delete(`/secrets/${made.body.id}`))
       const tables = await Promise.all(
-        ['events', 'audit_entries', 'secrets', 'idempotency_keys'].map(table => rows(`select * from ${table}`)),
+        ['events', 'audit_entries', 'secrets', 'idempotency_keys'].map(table => app.rows(`select * from ${table}`)),
       )
       const traces = JSON.stringify([replies.map(reply => reply.body), tables, app.logs])
       for (const value of values) assert.ok(!traces.includes(value), value)
@@ -173,7 +166,7 @@ describe('secrets', () => {
 
     it('does not open in another row', async () => {
       const [a, b] = [await store('value of a'), await store('value of b')]
-      await rows(
+      await app.rows(
         'update secrets set sealed_value = (select sealed_value from secrets where id = $1) where id = $2 returning 1',
         [a, b],
       )
@@ -190,15 +183,15 @@ describe('secrets', () => {
       assert.equal(await reading(id), 'before')
       assert.equal((await project.key.post(`/secrets/${id}/rollback`)).status, 200)
       assert.equal(await reading(id), 'after')
-      const [{ hours }] = await rows(
+      const [{ hours }] = await app.rows(
         'select extract(epoch from previous_until - now()) / 3600 as hours from secrets where id = $1',
         [id],
       )
       assert.ok(hours > 23.9 && hours <= 24)
-      await rows(`update secrets set previous_until = now() - interval '1 second' where id = $1 returning 1`, [id])
+      await app.rows(`update secrets set previous_until = now() - interval '1 second' where id = $1 returning 1`, [id])
       assert.equal((await project.key.post(`/secrets/${id}/rollback`)).status, 404)
       assert.ok((await dropReplacedValues(app.services.pool)) >= 1)
-      const [kept] = await rows('select previous_sealed_value from secrets where id = $1', [id])
+      const [kept] = await app.rows('select previous_sealed_value from secrets where id = $1', [id])
       assert.equal(kept.previous_sealed_value, null)
     })
   })
@@ -247,9 +240,7 @@ describe('secrets', () => {
   describe('delete of a referenced secret', () => {
     const provider = async (secret_id: string, more: object = {}) => {
       const body = { name: 'p', provider: 'openai', default_model: 'm', secret_id, ...more }
-      const made = await project.key.post('/ai-providers', body)
-      assert.equal(made.status, 201, JSON.stringify(made.body))
-      return made.body.id as string
+      return (await createdBy(project.key, '/ai-providers', body)).id as string
     }
 
     it('is refused while AI providers use it, and deletes them when forced', async () => {
@@ -265,7 +256,9 @@ describe('secrets', () => {
       assert.equal((await project.key.delete(`/secrets/${id}?force=true`)).status, 204)
       for (const one of providers) {
         assert.equal((await project.key.get(`/ai-providers/${one}`)).status, 404)
-        const told = await rows(`select 1 from events where resource_id = $1 and name = 'ai_providers.deleted'`, [one])
+        const told = await app.rows(`select 1 from events where resource_id = $1 and name = 'ai_providers.deleted'`, [
+          one,
+        ])
         assert.equal(told.length, 1)
       }
     })
@@ -310,7 +303,7 @@ describe('secrets', () => {
         assert.equal(removed.status, 204, JSON.stringify(removed.body))
         for (const reply of await Promise.all(creates))
           assert.ok(reply.status === 201 || reply.body.error.code === 'SECRET_NOT_FOUND', JSON.stringify(reply.body))
-        assert.deepEqual(await rows('select id from ai_providers where secret_id = $1', [id]), [])
+        assert.deepEqual(await app.rows('select id from ai_providers where secret_id = $1', [id]), [])
       }
     })
 
@@ -346,7 +339,7 @@ describe('secrets', () => {
       const before = await verifySecrets({ pool: app.services.pool, secrets: both })
       assert.ok(before.some(count => count.column === 'sealed_value' && !count.current && count.count > 0))
       const broken = await store('will be broken')
-      await rows(
+      await app.rows(
         `update secrets set sealed_value = overlay(sealed_value placing 'AAAA' from length(sealed_value) - 3)
         where id = $1 returning 1`,
         [broken],
@@ -384,7 +377,7 @@ describe('secrets', () => {
       const ids = await Promise.all(Array.from({ length: 30 }, (_, index) => store(`value ${index}`)))
       const box = createSecretBox({ key: old })
       const bulk = Array.from({ length: 1200 }, (_, index) => `sec_${String(index).padStart(26, '0')}`)
-      await rows(
+      await app.rows(
         `insert into secrets (id, project_id, name, sealed_value)
          select id, $1, 'bulk', sealed from unnest($2::text[], $3::text[]) as b(id, sealed) returning 1`,
         [project.id, bulk, bulk.map(id => box.seal(id, { kind: 'secret', id, project_id: project.id }))],
@@ -411,7 +404,7 @@ describe('secrets', () => {
 
     it('reaches every column that holds sealed values', async () => {
       const declared = new Set(sealedColumns.all().map(column => `${column.table}.${column.column}`))
-      const named = await rows(
+      const named = await app.rows(
         `select table_name || '.' || column_name as name from information_schema.columns
          where table_schema = 'public' and column_name like '%sealed\\_%'`,
       )

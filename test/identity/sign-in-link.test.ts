@@ -2,14 +2,11 @@ import assert from 'node:assert/strict'
 import { systemClock } from '#core/base/clock.ts'
 import { issueSignInLink } from '#identity/users/sign-in-link.ts'
 import { findFirstAdmin } from '#operator/store.ts'
-import { ADMIN, startApp, type TestApp } from '../support/app.ts'
+import { ADMIN, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('sign-in links', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
+  const app = forSuite(startApp)
 
   const link = async (clock = systemClock) => {
     const admin = await findFirstAdmin(app.services.pool)
@@ -18,7 +15,7 @@ describe('sign-in links', () => {
   }
   const use = async (token: string) => app.anonymous.post('/users/login', { sign_in_link: token })
 
-  it('sign in once, whoever comes first', async () => {
+  it('sign in once, for the first of many callers', async () => {
     const token = await link()
     const answers = await Promise.all(Array.from({ length: 5 }, () => use(token)))
     assert.deepEqual(answers.map(({ status }) => status).sort(), [200, 401, 401, 401, 401])

@@ -21,6 +21,7 @@ import {
   type TestApp,
 } from '../support/app.ts'
 import { startProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 const PASSWORD = 'a fine password'
 
@@ -31,12 +32,8 @@ const entries = (app: TestApp, action: string) =>
   ) as Promise<readonly any[]>
 
 describe('users', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ clock }))
   const clock = manualClock()
-  before(async () => {
-    app = await startApp({ clock })
-  })
-  after(() => app.close())
   afterEach(cheapPasswords)
 
   const login = (username: string, password = PASSWORD) => app.anonymous.post('/users/login', { username, password })
@@ -417,7 +414,7 @@ describe('users', () => {
       assert.equal((await eve.post('/users', { username: 'x', password: PASSWORD })).status, 403)
     })
 
-    it('honour If-Match', async () => {
+    it('honour If-Match in an update', async () => {
       const user = await make('etagged')
       const { headers } = await app.admin.get(`/users/${user.id}`)
       const tag = { 'if-match': headers.get('etag') as string }

@@ -1,18 +1,23 @@
 import assert from 'node:assert/strict'
-import { type Double, startDouble } from '#local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import { upload } from '../content/file-support.ts'
-import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
+import { bodyOf, createdBy } from '../support/replies.ts'
+import { scriptOf, toolCall } from '../support/scripts.ts'
+import { forSuite } from '../support/suite.ts'
 
 /**
  * Whose rights the effects of definitions have, whatever starts them. The effect is a secret that a platform tool makes;
- * definitions and starts are by users who may make secrets and by one who may do everything else.
+ * definitions and starts are by users who may make secrets and by one with all other permissions.
  */
 describe('effects of definitions', function () {
   this.timeout(240_000)
-  let app: TestApp
-  let double: Double
+  const double = forSuite(() => startDouble({}))
+  const app = forSuite(() =>
+    startApp({ workers: ['generation', 'orchestration', 'trigger', 'evaluation', 'ingestion'] }),
+  )
+  const admin = forSuite(() => app.admin)
   let projectId: string
-  let admin: Client
   /** May do everything in the project. */
   let wide: Client & { id: string }
   /** May do everything in the project but make secrets. */
@@ -22,22 +27,11 @@ describe('effects of definitions', function () {
 
   const named = (what: string): string => `${what.replaceAll(/[^a-z]+/g, '-')}-${++counter}`
   /** What a user makes in the project. */
-  const made = async (by: Client, path: string, body: object): Promise<any> => {
-    const reply = await by.post(path, { project_id: projectId, ...body })
-    assert.equal(reply.status, 201, `${path}: ${JSON.stringify(reply.body)}`)
-    return reply.body
-  }
-  const ok = async (reply: Promise<Reply>): Promise<any> => {
-    const { status, body } = await reply
-    assert.ok(status < 300, JSON.stringify(body))
-    return body
-  }
+  const made = (by: Client, path: string, body: object): Promise<any> =>
+    createdBy(by, path, { project_id: projectId, ...body })
 
   before(async () => {
-    double = await startDouble({})
-    app = await startApp({ workers: ['generation', 'orchestration', 'trigger', 'evaluation', 'ingestion'] })
-    admin = app.admin
-    projectId = (await ok(admin.post('/projects', { name: 'rights' }))).id
+    projectId = (await bodyOf(admin.post('/projects', { name: 'rights' }))).id
     const resource = [`srn:${projectId}:*:*`]
     const everything = { effect: 'Allow', action: ['*'], resource }
     wide = await app.user(undefined, [{ statement: [everything] }])
@@ -45,10 +39,6 @@ describe('effects of definitions', function () {
     narrow = await app.user(undefined, [{ statement: [everything, but] }])
     const provider = { name: 'double', provider: 'custom', default_model: 'double-1', base_url: `${double.url}/v1` }
     providerId = (await made(admin, '/ai-providers', provider)).id
-  })
-  after(async () => {
-    await app?.close()
-    await double?.close()
   })
 
   /** A platform tool that makes a secret of a name when it is called, whatever it is given. */
@@ -68,10 +58,8 @@ describe('effects of definitions', function () {
   }
   const agent = (by: Client, fields: object): Promise<any> =>
     made(by, '/agents', { name: named('agent'), ai_provider_id: providerId, ...fields })
-  const script = (...replies: object[]) => `@double ${JSON.stringify(replies)}`
-  const call = (name: string, args: object = {}) => ({ tool_calls: [{ name, args }] })
   const exists = async (name: string): Promise<boolean> =>
-    (await ok(admin.get(`/secrets?project_id=${projectId}&limit=100`))).data.some((each: any) => each.name === name)
+    (await bodyOf(admin.get(`/secrets?project_id=${projectId}&limit=100`))).data.some((each: any) => each.name === name)
   const ended = (status: string) => ['succeeded', 'completed', 'failed', 'cancelled', 'ready', 'error'].includes(status)
 
   const toolNode = (tool_id: string) => ({
@@ -79,7 +67,7 @@ describe('effects of definitions', function () {
     edges: [],
   })
   const generate = (by: Client, agentId: string, ...replies: object[]) =>
-    by.post(`/agents/${agentId}/generate?wait=true`, { prompt: script(...replies, { text: 'done' }) })
+    by.post(`/agents/${agentId}/generate?wait=true`, { prompt: scriptOf(...replies, { text: 'done' }) })
 
   /** Ways to cause the effect: by a definition of an author, started by a starter. Each resolves when the work has ended. */
   const WAYS: Record<string, (author: Client, starter: Client, secret: string) => Promise<unknown>> = {
@@ -96,12 +84,12 @@ describe('effects of definitions', function () {
     'an agent': async (author, starter, secret) => {
       const tool = await maker(wide, secret)
       const { id } = await agent(author, { tool_bindings: [{ tool_id: tool.id }] })
-      return generate(starter, id, call(`${tool.name}_create-secret`))
+      return generate(starter, id, toolCall(`${tool.name}_create-secret`))
     },
     'a tool of an agent': async (author, starter, secret) => {
       const tool = await maker(author, secret)
       const { id } = await agent(wide, { tool_bindings: [{ tool_id: tool.id }] })
-      return generate(starter, id, call(`${tool.name}_create-secret`))
+      return generate(starter, id, toolCall(`${tool.name}_create-secret`))
     },
     'an agent that calls another one': async (author, starter, secret) => {
       const tool = await maker(wide, secret)
@@ -112,8 +100,8 @@ describe('effects of definitions', function () {
         actions: ['create-agent-generation'],
       })
       const { id } = await agent(author, { tool_bindings: [{ tool_id: asking.id }] })
-      const prompt = script(call(`${tool.name}_create-secret`), { text: 'below' })
-      return generate(starter, id, call(`${asking.name}_create-agent-generation`, { agent_id: below.id, prompt }))
+      const prompt = scriptOf(toolCall(`${tool.name}_create-secret`), { text: 'below' })
+      return generate(starter, id, toolCall(`${asking.name}_create-agent-generation`, { agent_id: below.id, prompt }))
     },
     'an orchestration': async (author, starter, secret) => {
       const { id } = await made(author, '/orchestrations', {
@@ -135,7 +123,7 @@ describe('effects of definitions', function () {
       })
       const fields = { name: named('trigger'), type: 'manual', target_type: 'orchestration', target_id: graph.id }
       const trigger = await made(starter, '/triggers', fields)
-      return ok(admin.post(`/triggers/${trigger.id}/fire`))
+      return bodyOf(admin.post(`/triggers/${trigger.id}/fire`))
     },
     'a workflow': async (author, starter, secret) => {
       const { id: tool_id } = await maker(wide, secret)
@@ -159,7 +147,7 @@ describe('effects of definitions', function () {
       const steps = [{ key: 'make', title: 'Make', type: 'call_tool', tool_id, operation_id: 'create-secret' }]
       const { id: playbook_id } = await made(author, '/playbooks', { name: named('playbook'), steps })
       const { id: case_id } = await made(starter, '/cases', { title: 'a case' })
-      const { id } = await ok(starter.post('/playbook-executions', { case_id, playbook_id }))
+      const { id } = await bodyOf(starter.post('/playbook-executions', { case_id, playbook_id }))
       return eventually(async () => ended((await admin.get(`/playbook-executions/${id}`)).body.status))
     },
     'a decider': async (author, starter, secret) => {
@@ -168,44 +156,44 @@ describe('effects of definitions', function () {
       })
       const questions = [{ type: 'predicate', name: 'q', instructions: 'Is it?' }]
       const { id } = await made(author, '/deciders', { name: named('decider'), tool_id, questions })
-      return ok(starter.post(`/deciders/${id}/decisions`, { input: {}, wait: true }))
+      return bodyOf(starter.post(`/deciders/${id}/decisions`, { input: {}, wait: true }))
     },
     'an ingestion rule': async (author, starter, secret) => {
       const { id: tool_id } = await pipeline(wide, secret, 'a text')
       const content_type = `audio/${named('x')}`
       await made(author, '/ingestion-rules', { content_type_glob: content_type, tool_id })
       const part = { bytes: 'bytes', name: named('sound'), type: content_type }
-      const file = await ok(upload(app.url, starter, part, { project_id: projectId }))
-      const { id } = await ok(starter.post('/documents/ingest', { project_id: projectId, file_id: file.id }))
+      const file = await bodyOf(upload(app.url, starter, part, { project_id: projectId }))
+      const { id } = await bodyOf(starter.post('/documents/ingest', { project_id: projectId, file_id: file.id }))
       return eventually(async () => ended((await admin.get(`/documents/${id}`)).body.status))
     },
     'an eval': async (author, starter, secret) => {
       const { id: tool_id } = await pipeline(wide, secret, { score: 1, passed: true })
       const dataset = await made(wide, '/datasets', { name: named('dataset') })
       const input = [{ role: 'user', content: 'hello' }]
-      await ok(wide.post(`/datasets/${dataset.id}/items`, { input }))
+      await bodyOf(wide.post(`/datasets/${dataset.id}/items`, { input }))
       const { id } = await made(author, '/evals', {
         name: named('eval'),
         agent_id: (await agent(wide, {})).id,
         dataset_id: dataset.id,
         scorers: [{ type: 'tool', name: 's', tool_id }],
       })
-      return ok(starter.post(`/evals/${id}/runs`, { wait: true }))
+      return bodyOf(starter.post(`/evals/${id}/runs`, { wait: true }))
     },
     'an agent whose call a person approves': async (author, starter, secret) => {
       const rule = await made(wide, '/guardrails', { name: named('rule'), document: { class: 'C' } })
       const tool = await maker(wide, secret, { guardrail_ids: [rule.id] })
       const { id } = await agent(author, { tool_bindings: [{ tool_id: tool.id }] })
-      const { id: generation } = await ok(generate(starter, id, call(`${tool.name}_create-secret`)))
-      const pending = await ok(admin.get(`/approvals?project_id=${projectId}&status=pending`))
+      const { id: generation } = await bodyOf(generate(starter, id, toolCall(`${tool.name}_create-secret`)))
+      const pending = await bodyOf(admin.get(`/approvals?project_id=${projectId}&status=pending`))
       const item = pending.data.find((each: any) => each.generation_id === generation)
-      await ok(admin.post(`/approvals/${item.id}/approve`))
+      await bodyOf(admin.post(`/approvals/${item.id}/approve`))
       return eventually(async () => (await admin.get(`/approvals/${item.id}`)).body.execution.finished_at)
     },
     'a memory rule that is tried': async (author, starter, secret) => {
       const tool = await pipeline(wide, secret, [])
       const store = await made(wide, '/memory-stores', { name: named('store') })
-      const { id: talked } = await ok(generate(wide, (await agent(wide, {})).id))
+      const { id: talked } = await bodyOf(generate(wide, (await agent(wide, {})).id))
       const fields = { memory_store_id: store.id, on: 'generations.completed', tool_id: tool.id, enabled: false }
       const rule = await made(author, '/memory-rules', fields)
       return starter.post(`/memory-rules/${rule.id}/test`, { generation_id: talked })
@@ -240,19 +228,19 @@ describe('effects of definitions', function () {
   it('keep the author on changes of names and descriptions, and get another one on other changes', async () => {
     const secret = named('renamed')
     const tool = await maker(wide, secret)
-    await ok(narrow.patch(`/tools/${tool.id}`, { name: named('renamed'), description: 'as before' }))
+    await bodyOf(narrow.patch(`/tools/${tool.id}`, { name: named('renamed'), description: 'as before' }))
     assert.equal((await wide.post(`/tools/${tool.id}/call`)).status, 200)
-    await ok(narrow.patch(`/tools/${tool.id}`, { idempotent: true }))
+    await bodyOf(narrow.patch(`/tools/${tool.id}`, { idempotent: true }))
     assert.equal((await wide.post(`/tools/${tool.id}/call`)).body.error.code, 'FORBIDDEN')
     const graph = await made(wide, '/orchestrations', {
       name: 'graph',
       ...toolNode((await maker(wide, named('graph'))).id),
     })
-    await ok(narrow.patch(`/orchestrations/${graph.id}`, { name: 'another name' }))
+    await bodyOf(narrow.patch(`/orchestrations/${graph.id}`, { name: 'another name' }))
     const run = () => made(wide, '/orchestration-runs', { orchestration_id: graph.id, wait: true })
     assert.equal((await run()).status, 'succeeded')
     const nodes = [...graph.nodes, { id: 'b', type: 'transform', expression: 1 }]
-    await ok(narrow.patch(`/orchestrations/${graph.id}`, { nodes }))
+    await bodyOf(narrow.patch(`/orchestrations/${graph.id}`, { nodes }))
     const { error } = await run()
     assert.deepEqual([error.code, error.meta.resource], ['FORBIDDEN', graph.id])
     // The version that the other user wrote acts as before.
@@ -262,7 +250,7 @@ describe('effects of definitions', function () {
       wait: true,
     })
     assert.equal(old.status, 'succeeded', JSON.stringify(old.error))
-    assert.equal((await ok(wide.post(`/orchestrations/${graph.id}/adopt`))).version, 3)
+    assert.equal((await bodyOf(wide.post(`/orchestrations/${graph.id}/adopt`))).version, 3)
     assert.equal((await run()).status, 'succeeded')
   })
 
@@ -272,7 +260,7 @@ describe('effects of definitions', function () {
     const secret = named('orphan')
     const tool = await maker(author, secret)
     const graph = await made(author, '/orchestrations', { name: 'graph', ...toolNode(tool.id) })
-    const listed = await ok(author.get(`/users/${author.id}/authored`))
+    const listed = await bodyOf(author.get(`/users/${author.id}/authored`))
     assert.deepEqual(
       listed.data.map((each: any) => [each.kind, each.id, each.project_id, each.author]),
       [
@@ -293,15 +281,15 @@ describe('effects of definitions', function () {
     assert.deepEqual([run.error.code, run.error.meta.author_unavailable], ['FORBIDDEN', true])
     // An admin has every right, but none that an author must lend.
     assert.equal((await admin.post(`/tools/${tool.id}/call`)).body.error.code, 'FORBIDDEN')
-    await ok(admin.post(`/tools/${tool.id}/adopt`))
+    await bodyOf(admin.post(`/tools/${tool.id}/adopt`))
     assert.equal((await wide.post(`/tools/${tool.id}/call`)).body.error?.code, undefined)
   })
 
   it('stay in the project and without the admin gate for every caller', async () => {
-    const other = (await ok(admin.post('/projects', { name: 'other' }))).id
+    const other = (await bodyOf(admin.post('/projects', { name: 'other' }))).id
     const victim = await app.user()
     const policy = (
-      await ok(admin.post('/policies', { document: { statement: [{ effect: 'Allow', action: ['*'] }] } }))
+      await bodyOf(admin.post('/policies', { document: { statement: [{ effect: 'Allow', action: ['*'] }] } }))
     ).id
     const tool = await made(wide, '/tools', {
       name: named('reach'),
@@ -334,6 +322,6 @@ describe('effects of definitions', function () {
       'create-project-key responded with 403 FORBIDDEN',
     ])
     assert.equal((await admin.post(`/tools/${tool.id}/call`, { action: 'list-secrets', input: {} })).status, 200)
-    assert.deepEqual((await ok(admin.get(`/users/${victim.id}/policies`))).data ?? [], [])
+    assert.deepEqual((await bodyOf(admin.get(`/users/${victim.id}/policies`))).data ?? [], [])
   })
 })

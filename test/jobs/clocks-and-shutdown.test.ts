@@ -1,11 +1,12 @@
 import assert from 'node:assert/strict'
 import { idFloor } from '#core/base/ids.ts'
-import { rawQuery } from '#core/db/sql.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client, eventually } from '../support/app.ts'
 import { muster } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { startReceiver } from '../support/receiver.ts'
+import { postedBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** A clock five minutes ahead, for the whole process. */
 const AHEAD_MS = 300_000
@@ -18,26 +19,21 @@ const AHEAD = `--import=data:text/javascript,${encodeURIComponent(`
 
 describe('a process', function () {
   this.timeout(120_000)
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ workers: [] }))
   const processes: TestProcess[] = []
   const start = async (kind: 'web' | 'worker', env: Record<string, string>, kinds: string[] = []) => {
     const made = await startProcess(kind, app.databaseUrl, env, kinds)
     processes.push(made)
     return made
   }
-  before(async () => {
-    app = await startAgentApp({ workers: [] })
-  })
   after(async () => {
     await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
-    await app?.close()
   })
-  const rows = async (text: string): Promise<any[]> => [...(await app.services.pool.query(rawQuery(text))).rows]
 
   it('whose clock is ahead reports it, and writes no rows in the future', async () => {
     const worker = await start('worker', { NODE_OPTIONS: AHEAD }, ['generation'])
     await eventually(() => worker.output.some(line => line.includes('clock differs from the database')))
-    const [{ clock_ahead_ms, late }] = await rows(
+    const [{ clock_ahead_ms, late }] = await app.rows(
       `select clock_ahead_ms, started_at > now() + interval '1 minute' as late from worker_heartbeats
        where abs(clock_ahead_ms) > 1000`,
     )
@@ -47,7 +43,7 @@ describe('a process', function () {
     assert.equal(turn.status, 200, JSON.stringify(turn.body))
     await worker.kill('SIGTERM')
     for (const table of ['generations', 'traces', 'events', 'usage_events', 'audit_entries']) {
-      const found = await rows(`select to_jsonb(t) as row from ${table} t`)
+      const found = await app.rows(`select to_jsonb(t) as row from ${table} t`)
       const soon = Date.now() + 60_000
       for (const { row } of found)
         for (const [column, value] of Object.entries(row))
@@ -60,11 +56,7 @@ describe('a process', function () {
     const web = await start('web', { NODE_OPTIONS: AHEAD, WORKER_HEARTBEAT_INTERVAL_MS: '200' })
     const worker = await start('worker', { NODE_OPTIONS: AHEAD }, ['generation', 'delivery'])
     const key = client(web.url, app.key.token)
-    const made = async (path: string, body: object = {}) => {
-      const reply = await key.post(path, body)
-      assert.ok(reply.status < 300, `${path} ${JSON.stringify(reply.body)}`)
-      return reply.body
-    }
+    const made = (path: string, body: object = {}) => postedBy(key, path, body)
     const receiver = await startReceiver()
     try {
       const hook = await made('/webhooks', { name: 'w', url: receiver.url, events: ['agents.*'] })
@@ -75,7 +67,7 @@ describe('a process', function () {
       const turn = await made(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello', timeout_seconds: 60 })
       assert.equal(turn.status, 'completed', JSON.stringify(turn))
       await key.get('/agents/agent_00000000000000000000000000')
-      await eventually(async () => (await rows('select from worker_heartbeats where beat_at > now()')).length === 0)
+      await eventually(async () => (await app.rows('select from worker_heartbeats where beat_at > now()')).length === 0)
     } finally {
       await receiver.close()
     }
@@ -87,7 +79,7 @@ describe('a process', function () {
       assert.equal(status, 'fail')
       assert.match(detail, /^(29\d|30\d)\.\d s fast compared to the database$/)
     }
-    const columns = await rows(
+    const columns = await app.rows(
       `select table_name, column_name from information_schema.columns
        where table_schema = 'public' and data_type like 'timestamp%' and column_name not in ('expires_at', 'resets_at')`,
     )
@@ -96,18 +88,18 @@ describe('a process', function () {
       ({ table_name, column_name }) =>
         `select '${table_name}.${column_name}' as name from ${table_name} where ${column_name} > now() + interval '90 s' group by 1`,
     )
-    assert.deepEqual(await rows(counts.join(' union all ')), [])
+    assert.deepEqual(await app.rows(counts.join(' union all ')), [])
     // IDs contain the time of their creation.
     const late = idFloor('evt', new Date(Date.now() + 60_000))
-    assert.deepEqual(await rows(`select id from events where id > '${late}'`), [])
+    assert.deepEqual(await app.rows(`select id from events where id > '${late}'`), [])
     await Promise.all([web.kill('SIGTERM'), worker.kill('SIGTERM')])
-    assert.deepEqual(await rows(`select from worker_heartbeats where kinds = '{}'`), [])
+    assert.deepEqual(await app.rows(`select from worker_heartbeats where kinds = '{}'`), [])
   })
 
   it('that is stopped with a short grace refuses the requests that still wait', async () => {
     const web = await start('web', { SHUTDOWN_GRACE_MS: '300' })
     const waiting = client(web.url, app.key.token).post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'x' })
-    await eventually(async () => (await rows(`select from generations where status = 'pending'`)).length > 0)
+    await eventually(async () => (await app.rows(`select from generations where status = 'pending'`)).length > 0)
     const exited = web.kill('SIGTERM')
     const { status, body, headers } = await waiting
     assert.deepEqual([status, body.error.code], [503, 'SERVICE_NOT_READY'])

@@ -1,29 +1,28 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { sql } from '#core/db/sql.ts'
-import { chain, type RunApp, startRunApp } from '../automation/fixtures.ts'
+import { chain, startRunApp } from '../automation/fixtures.ts'
 import { madeTrigger } from '../automation/triggers-support.ts'
 import { json } from '../execution/tool-target.ts'
 import { client as doubleOf } from '../local/double/client.ts'
 import { client, eventually, type Reply } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-import { type ResettingProxy, startResettingProxy } from '../support/resetting-proxy.ts'
+import { startResettingProxy } from '../support/resetting-proxy.ts'
 import { rounds } from '../support/rounds.ts'
+import { forSuite } from '../support/suite.ts'
 
 const RESETS = rounds('RESETS', 40, 400)
 const EVERY_MS = 125
-/** Callers of each kind of work at once. */
+/** Callers of each kind of work together. */
 const CALLERS = 2
 
 /** A network between the processes and PostgreSQL that resets a connection at random, eight times a second. */
 describe('processes whose connections to the database are reset', function () {
   this.timeout(300_000)
-  let app: RunApp
-  let proxy: ResettingProxy
+  const app = forSuite(() => startRunApp({ workers: [], actions: ['*'] }))
+  const proxy = forSuite(() => startResettingProxy(app.databaseUrl))
   const processes: TestProcess[] = []
   before(async () => {
-    app = await startRunApp({ workers: [], actions: ['*'] })
-    proxy = await startResettingProxy(app.databaseUrl)
     const env = { EGRESS_ALLOW_HOSTS: '127.0.0.1' }
     processes.push(await startProcess('web', proxy.url, env))
     const concerns = ['orchestration', 'generation', 'trigger']
@@ -31,8 +30,6 @@ describe('processes whose connections to the database are reset', function () {
   })
   after(async () => {
     await Promise.all(processes.map(each => each.kill()))
-    await proxy?.close()
-    await app?.close()
   })
 
   it('lose and fail nothing that was acknowledged, and answer 2xx or 503 with Retry-After', async () => {
@@ -66,7 +63,7 @@ describe('processes whose connections to the database are reset', function () {
     let refused = 0
     let over = false
     let number = 0
-    /** Sends a request again, as a client does, for as long as it is told to. */
+    /** Sends a request again, as a client does, until a limit. */
     const call = async (send: () => Promise<Reply>): Promise<any> => {
       for (;;) {
         const { status, body, headers } = await send()
@@ -143,7 +140,7 @@ describe('processes whose connections to the database are reset', function () {
     assert.equal(all, names, 'a repeat under its key made nothing twice')
     const dead = await pool.any(sql.unsafe`select name, data::text from pgboss.job where name like '%.dead'`)
     assert.deepEqual(dead, [])
-    // Nothing that was asked for beside what was acknowledged has failed either.
+    // Nothing that was requested in addition to acknowledged work has failed either.
     for (const [table, column] of [
       ['generations', 'status'],
       ['orchestration_runs', 'status'],

@@ -9,6 +9,8 @@ import { emitNamed } from '../support/events.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type Received, type Receiver, readSignature, startReceiver } from '../support/receiver.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 const pause = (ms: number) => new Promise(resolve => setTimeout(resolve, ms))
 
@@ -27,21 +29,19 @@ function using(app: TestApp) {
   const tools = {
     project: '',
     async hook(url: string, more: object = {}) {
-      const answer = await app.admin.post('/webhooks', {
+      return (await createdBy(app.admin, '/webhooks', {
         project_id: tools.project,
         name: 'hook',
         url,
         events: ['secrets.*'],
         ...more,
-      })
-      assert.equal(answer.status, 201, JSON.stringify(answer.body))
-      return answer.body as { id: string; secret: string }
+      })) as { id: string; secret: string }
     },
     async write() {
       const name = `s${Math.random()}`
-      const answer = await app.admin.post('/secrets', { project_id: tools.project, name, value: 'a value' })
-      assert.equal(answer.status, 201)
-      return answer.body as { id: string }
+      return (await createdBy(app.admin, '/secrets', { project_id: tools.project, name, value: 'a value' })) as {
+        id: string
+      }
     },
     async deliveries(webhook: string, query = '') {
       const { body } = await app.admin.get(`/webhook-deliveries?webhook_id=${webhook}&limit=100${query}`)
@@ -59,22 +59,22 @@ function using(app: TestApp) {
 }
 
 describe('delivery', () => {
-  let app: TestApp
+  const app = forSuite(() =>
+    startApp({ workers: ['delivery'], env: { WEBHOOK_TIMEOUT_MS: '1000', WEBHOOK_LEASE_MS: '3000' } }),
+  )
   let receiver: Receiver
   let use: ReturnType<typeof using>
 
   before(async () => {
-    app = await startApp({ workers: ['delivery'], env: { WEBHOOK_TIMEOUT_MS: '1000', WEBHOOK_LEASE_MS: '3000' } })
     use = using(app)
   })
-  after(async () => await app?.close())
   beforeEach(async () => {
     receiver = await startReceiver()
     use.project = (await app.project()).id
   })
   afterEach(async () => await receiver.close())
 
-  it('that fails three times ends as failed, a second and two apart, each attempt signed anew', async () => {
+  it('that fails three times ends as failed, a second and two later, each attempt signed again', async () => {
     receiver.answer = 500
     const { id, secret } = await use.hook(receiver.url)
     await use.write()
@@ -309,7 +309,7 @@ describe('delivery', () => {
     assert.equal(receiver.requests.filter(({ path }) => path.endsWith('deleted')).length, 1)
   })
 
-  it('goes to at most five of one webhook at once, and does not wait for slow ones of another', async () => {
+  it('makes at most five calls of one webhook concurrently, and does not wait for slow ones of another', async () => {
     receiver.answer = (_, response) => void setTimeout(() => response.end(), 100)
     const slow = await use.hook(receiver.url)
     const hung = await startReceiver(() => {})
@@ -320,7 +320,7 @@ describe('delivery', () => {
       for (let i = 0; i < 24; i++) emitNamed(tx, 'secrets.updated', use.project, { id: `sec_${i}` })
     })
     await eventually(() => quick.requests.length === 24)
-    assert.ok(hung.requests.length < 24, 'the one that hangs takes its time-out for each five')
+    assert.ok(hung.requests.length < 24, 'the hanging receiver takes its time-out for each five')
     await eventually(async () => (await use.deliveries(slow.id, '&status=completed')).total === 24)
     assert.equal((await use.deliveries(other.id, '&status=completed')).total, 24)
     assert.equal(receiver.requests.length, 24)
@@ -330,7 +330,7 @@ describe('delivery', () => {
     await hung.close()
   })
 
-  it('goes on when database connections are lost on the way', async () => {
+  it('continues when database connections are lost during it', async () => {
     receiver.answer = (_, response) => void setTimeout(() => response.end(), 10)
     const { id } = await use.hook(receiver.url)
     await app.services.write(async tx => {
@@ -359,7 +359,7 @@ describe('delivery', () => {
     )
   })
 
-  it('is found by the sweep when nobody was notified', async () => {
+  it('is found by the sweep when no worker was notified', async () => {
     const { id } = await use.hook(receiver.url)
     await use.write()
     await use.ended(id)
@@ -368,7 +368,7 @@ describe('delivery', () => {
     await eventually(() => receiver.requests.length === 2)
   })
 
-  it('of one project leaves room for others, and for each of its webhooks in turn', async () => {
+  it('of one project leaves slots for others, and for each of its webhooks in turn', async () => {
     const share = 125
     // With the ordinary timeout, which no attempt exceeds on a busy machine.
     const own = await startApp({ workers: ['delivery'] })
@@ -394,7 +394,7 @@ describe('delivery', () => {
     const overtaking = slow.requests.length - before
     assert.ok(slow.requests.length < 800 && overtaking < 4 * share, `${overtaking} of the crowd came first`)
     await eventually(() => slow.requests.length === 800)
-    assert.ok(slow.most <= share, `${slow.most} at once`)
+    assert.ok(slow.most <= share, `${slow.most} concurrently`)
     const left = () =>
       own.services.pool.oneFirst(
         sql.unsafe`select count(*) from webhook_deliveries where project_id = ${crowd} and status <> 'completed'`,
@@ -408,11 +408,7 @@ describe('delivery', () => {
 })
 
 describe('the egress rule', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ workers: ['delivery'], env: { EGRESS_ALLOW_HOSTS: '' } })
-  })
-  after(async () => await app?.close())
+  const app = forSuite(() => startApp({ workers: ['delivery'], env: { EGRESS_ALLOW_HOSTS: '' } }))
 
   it('closes deliveries to internal addresses before a connection is opened', async () => {
     let connections = 0
@@ -495,7 +491,7 @@ describe('a webhook whose deliveries keep failing', () => {
     }
   })
 
-  it('starts to count anew with a success', async () => {
+  it('restarts its count with a success', async () => {
     const { app, clock, id, fail, failures, active, move, project } = await run(true)
     const receiver = await startReceiver()
     try {
@@ -529,17 +525,15 @@ describe('a webhook whose deliveries keep failing', () => {
 })
 
 describe('delivery by processes that die', () => {
-  let app: TestApp
+  const app = forSuite(startApp)
   let receiver: Receiver
   let use: ReturnType<typeof using>
   let workers: TestProcess[]
   const lease = { WEBHOOK_TIMEOUT_MS: '1500', WEBHOOK_LEASE_MS: '2000', WEBHOOK_SWEEP_INTERVAL_MS: '500' }
 
   before(async () => {
-    app = await startApp()
     use = using(app)
   })
-  after(async () => await app?.close())
   beforeEach(async () => {
     workers = []
     receiver = await startReceiver()
@@ -575,7 +569,7 @@ describe('delivery by processes that die', () => {
     assert.equal(receiver.requests.length, 1)
   })
 
-  it('is attempted again at once when a worker follows one that was killed, and the lost attempt does not count', async () => {
+  it('is attempted again immediately when a worker follows a killed one, and the lost attempt does not count', async () => {
     receiver.answer = () => {}
     const { id } = await use.hook(receiver.url)
     const long = { WEBHOOK_LEASE_MS: '600000', WEBHOOK_SWEEP_INTERVAL_MS: '600000' }
@@ -604,7 +598,7 @@ describe('delivery by processes that die', () => {
     receiver.answer = 200
     await steadyWorker({ WEBHOOK_SWEEP_INTERVAL_MS: '500' })
     await use.write()
-    // What was in flight again, and the new one; the lease is a minute.
+    // Requests in flight again, and the new one; the lease is a minute.
     await eventually(() => receiver.requests.length === 3)
   })
 
@@ -634,7 +628,7 @@ describe('delivery by processes that die', () => {
     assert.equal(receiver.requests.length, 2)
   })
 
-  it('is finished by a worker that is asked to stop, or given back at once', async () => {
+  it('is finished by a worker that receives a stop signal, or requeued immediately', async () => {
     receiver.answer = (_, response) => void setTimeout(() => response.end('in time'), 500)
     const { id } = await use.hook(receiver.url)
     const first = await worker()
@@ -657,7 +651,7 @@ describe('delivery by processes that die', () => {
     await eventually(() => receiver.requests.length === 3)
   })
 
-  it('makes 200 deliveries of 200 concurrent writes with two workers, none twice, five at once', async () => {
+  it('makes 200 deliveries of 200 concurrent writes with two workers, none twice, five concurrently', async () => {
     receiver.answer = (_, response) => void setTimeout(() => response.end('ok'), 5)
     const { id } = await use.hook(receiver.url)
     await Promise.all([steadyWorker({}), steadyWorker({})])
@@ -668,7 +662,7 @@ describe('delivery by processes that die', () => {
     assert.equal(receiver.requests.length, 200)
     assert.equal(new Set(receiver.requests.map(request => request.event.id)).size, 200)
     assert.equal(new Set(receiver.requests.map(request => request.headers['x-svc-delivery'])).size, 200)
-    assert.ok(receiver.most <= 5, `${receiver.most} at once`)
+    assert.ok(receiver.most <= 5, `${receiver.most} concurrently`)
     assert.ok(receiver.most >= 2)
     const slots = await app.services.pool.anyFirst(
       sql.unsafe`select slot from webhook_slots where webhook_id = ${id} and holder is not null`,
@@ -676,7 +670,7 @@ describe('delivery by processes that die', () => {
     assert.deepEqual(slots, [])
   })
 
-  it('keeps to five at once of each webhook while two workers share a backlog', async () => {
+  it('keeps to five concurrent deliveries of each webhook while two workers share a backlog', async () => {
     receiver.answer = (_, response) => void setTimeout(() => response.end('ok'), 40)
     const second = await startReceiver((_, response) => void setTimeout(() => response.end('ok'), 40))
     const hooks = [await use.hook(receiver.url), await use.hook(second.url)]

@@ -1,29 +1,26 @@
 import { strict as assert } from 'node:assert'
-import { type Double, startDouble } from '#local/double/server.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { startDouble } from '#local/double/server.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { type HostedProcess, runWeb, steadyWorkers } from '../support/hosts.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
 import { makeTenant, type Tenant, turnsStarted } from '../support/tenants.ts'
 
 /**
- * What a quiet project waits for beside noisy ones, with web and workers in processes of their own. Counted in what the
- * others are served meanwhile, not in time.
+ * The wait of a quiet project next to noisy ones, with web and workers in separate processes. Counted in requests of
+ * others meanwhile, not in time.
  */
 describe('a quiet project', function () {
   this.timeout(120_000)
-  let app: TestApp
-  let model: Double
+  const model = forSuite(() => startDouble({}))
+  const app = forSuite(startApp)
   let web: HostedProcess
 
   before(async () => {
-    model = await startDouble({})
-    app = await startApp()
     web = await runWeb(app.databaseUrl)
   })
   after(async () => {
     await web?.stop()
-    await app?.close()
-    await model?.close()
   })
   afterEach(() => workers.stop())
 
@@ -32,7 +29,7 @@ describe('a quiet project', function () {
   const tenants = (count: number, name: string): Promise<Tenant[]> =>
     Promise.all(Array.from({ length: count }, (_, n) => makeTenant(app, web.url, model.url, `${name} ${n}`)))
 
-  describe('that asks for one turn', () => {
+  describe('that requests one turn', () => {
     const SLOTS = 3
     const WORKERS = 2
     const HUNDRED = 100
@@ -54,13 +51,13 @@ describe('a quiet project', function () {
       return (await turnsStarted(model.url)).indexOf(name) - asked
     }
 
-    it('gets it after at most a turn of every other project, beside two with a hundred slow turns each', async () => {
+    it('gets it after at most a turn of every other project, next to two with a hundred slow turns each', async () => {
       const noisy = await tenants(2, 'noisy')
       const others = await servedBefore('quiet', [[noisy, HUNDRED]])
       assert.ok(others <= 2 + 2 * SLOTS * WORKERS, `${others} turns of others came first`)
     })
 
-    it('gets it after at most a turn of every other project, beside twenty more', async () => {
+    it('gets it after at most a turn of every other project, next to twenty more', async () => {
       const [noisy, many] = [await tenants(2, 'noisier'), await tenants(20, 'many')]
       const others = await servedBefore('quiet too', [
         [noisy, HUNDRED],
@@ -103,12 +100,12 @@ describe('a quiet project', function () {
       return slow.requests.length - before
     }
 
-    it('has it delivered after at most a post of every other project, beside two with slow receivers', async () => {
+    it('has it delivered after at most a post of every other project, next to two with slow receivers', async () => {
       const others = await sentBefore([[await tenants(2, 'loud'), 50, 60]])
       assert.ok(others <= 5 * SLOTS, `${others} deliveries of others came first`)
     })
 
-    it('has it delivered after at most a post of every other project, beside twenty more', async () => {
+    it('has it delivered after at most a post of every other project, next to twenty more', async () => {
       const others = await sentBefore([
         [await tenants(2, 'louder'), 50, 40],
         [await tenants(20, 'some'), 15, 10],

@@ -7,24 +7,17 @@ import { sql } from '#core/db/sql.ts'
 import { queues as declaredQueues, openQueues } from '#core/queues/queue.ts'
 import { handler } from '#core/work/handler.ts'
 import { startWorkers } from '#core/work/worker.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
-import { claimsMessages, type SilentProxy, startSilentProxy } from '../support/silent-proxy.ts'
+import { eventually, startApp } from '../support/app.ts'
+import { claimsMessages, startSilentProxy } from '../support/silent-proxy.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** Ten seconds are promised; the rest is the machine's. The shortest lease of a queue is a minute. */
 const WITHIN_MS = 30_000
 
 describe('claims whose answer is lost', function () {
   this.timeout(120_000)
-  let app: TestApp
-  let proxy: SilentProxy
-  before(async () => {
-    app = await startApp()
-    proxy = await startSilentProxy(app.databaseUrl)
-  })
-  after(async () => {
-    await proxy?.close()
-    await app?.close()
-  })
+  const app = forSuite(startApp)
+  const proxy = forSuite(() => startSilentProxy(app.databaseUrl))
 
   it('give their messages back, in every queue', async () => {
     const log = silentLog()

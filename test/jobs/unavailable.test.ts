@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { attempts, chain, type RunApp, startRunApp } from '../automation/fixtures.ts'
+import { attempts, chain, startRunApp } from '../automation/fixtures.ts'
 import { ended, madeTrigger } from '../automation/triggers-support.ts'
 import { ingested, upload } from '../content/ingestion-support.ts'
 import { json } from '../execution/tool-target.ts'
@@ -8,25 +8,23 @@ import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { startReceiver } from '../support/receiver.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
+import { forSuite } from '../support/suite.ts'
 
 /** Work whose outcome the database does not take for a while: full, read-only, shutting down. */
 describe('work while the database is unavailable', function () {
   this.timeout(60_000)
-  let app: RunApp
-  let double: ReturnType<typeof client>
-  before(async () => {
-    app = await startRunApp({
+  const app = forSuite(() =>
+    startRunApp({
       workers: ['orchestration', 'generation', 'delivery', 'trigger', 'ingestion'],
       actions: ['*'],
       env: { GENERATION_SWEEP_SECONDS: '1', PROVIDER_MAX_RETRIES: '0' },
-    })
-    double = client(app.double)
-  })
+    }),
+  )
+  const double = forSuite(() => client(app.double))
   beforeEach(() => {
     app.target.requests.length = 0
     app.target.answer = json({ ok: true })
   })
-  after(() => app?.close())
 
   const turnEnded = (id: string): Promise<any> =>
     eventually(
@@ -57,7 +55,7 @@ describe('work while the database is unavailable', function () {
       )
       const turn = await turnEnded(id)
       assert.deepEqual([turn.status, turn.error], ['completed', null])
-      assert.equal((await double.requests(script)).length, 1, 'the model was asked once')
+      assert.equal((await double.requests(script)).length, 1, 'the model was called once')
     })
 
   it('keeps what a tool has answered in a turn', async () => {

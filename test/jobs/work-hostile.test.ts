@@ -1,23 +1,17 @@
 import assert from 'node:assert/strict'
 import { purgeWork } from '#conversation/actors/purge.ts'
-import { rawQuery } from '#core/db/sql.ts'
 import { age, sweep, upload } from '../content/ingestion-support.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('durable work that cannot be settled', function () {
   this.timeout(60_000)
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ actions: ['actors:*', 'files:*', 'documents:*'] }))
   const steady = steadyWorkers()
-  const run = async (text: string): Promise<any[]> => [...(await app.services.pool.query(rawQuery(text))).rows]
-
-  before(async () => {
-    app = await startAgentApp({ actions: ['actors:*', 'files:*', 'documents:*'] })
-  })
   afterEach(() => steady.stop())
-  after(() => app.close())
 
   it('is not abandoned if it is retried until it succeeds: a requested erasure', async () => {
     const actor = (await app.key.post('/actors', { name: 'Ann' })).body.id
@@ -28,20 +22,20 @@ describe('durable work that cannot be settled', function () {
       isPassing,
       async refused => {
         await app.key.post(`/actors/${actor}/purge-content`)
-        await run(`update pgboss.job_common set retry_limit = 1 where name = 'actor.purge'`)
+        await app.rows(`update pgboss.job_common set retry_limit = 1 where name = 'actor.purge'`)
         await steady.start(app.databaseUrl, {}, ['snapshot'])
         await refused(2)
         await eventually(
           async () =>
-            (await run(`select from pgboss.job where name = 'actor.purge' and state <= 'active'`)).length === 0,
+            (await app.rows(`select from pgboss.job where name = 'actor.purge' and state <= 'active'`)).length === 0,
         )
       },
       { state: '57014' },
     )
-    assert.equal((await run('select from actor_purges')).length, 1)
-    await run(`update actor_purges set due_at = now() - interval '1 minute'`)
+    assert.equal((await app.rows('select from actor_purges')).length, 1)
+    await app.rows(`update actor_purges set due_at = now() - interval '1 minute'`)
     await purgeWork.sweep(app.services, new AbortController().signal)
-    await eventually(async () => (await run('select from actor_purges')).length === 0)
+    await eventually(async () => (await app.rows('select from actor_purges')).length === 0)
     const { body } = await app.admin.get(`/audit-log?project_id=${app.projectId}&resource_public_id=${actor}`)
     assert.equal(body.data.filter(({ detail }: any) => detail?.kind === 'actor_purge').length, 1)
   })
@@ -78,7 +72,9 @@ describe('durable work that cannot be settled', function () {
     await age(app, second, 100_000)
     await refusingUpdates(app.services, 'documents', `new.id = '${first}'`, async () => {
       await sweep(app)
-      const states = await run(`select id, status from documents where id in ('${first}', '${second}') order by id`)
+      const states = await app.rows(
+        `select id, status from documents where id in ('${first}', '${second}') order by id`,
+      )
       assert.deepEqual(Object.fromEntries(states.map(({ id, status }) => [id, status])), {
         [first]: 'pending',
         [second]: 'failed',

@@ -51,7 +51,7 @@ describe('embedded PostgreSQL', () => {
     await again.stop()
   })
 
-  it('takes over a server that outlived its owner, and moves it when another port is asked for', async () => {
+  it('takes over a server that outlived its owner, and moves it when another port is requested', async () => {
     const orphan = await startEmbedded({ dir })
     const taken = await startEmbedded({ dir })
     assert.equal(taken.url, orphan.url)
@@ -70,14 +70,14 @@ describe('embedded PostgreSQL', () => {
     await Promise.all([one.stop(), two.stop()])
   })
 
-  it('an ephemeral server leaves nothing behind', async () => {
+  it('an ephemeral server leaves no process and no file', async () => {
     const server = await startEmbedded({ dir: path.join(base, 'ephemeral'), ephemeral: true })
     assert.deepEqual(await query(server.url, 'show fsync'), [{ fsync: 'off' }])
     await server.stop()
     assert.equal(fs.existsSync(path.join(base, 'ephemeral')), false)
   })
 
-  it('tells why the server does not start', async () => {
+  it('reports why the server does not start', async () => {
     const server = await startEmbedded({ dir })
     await server.stop()
     fs.appendFileSync(path.join(dir, 'postgresql.conf'), `work_mem = 'plenty'\n`)

@@ -1,20 +1,18 @@
 import assert from 'node:assert/strict'
 import { Ajv2020 } from 'ajv/dist/2020.js'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { tools } from './support.ts'
 import { PHRASED } from './tasks-phrased.ts'
 
 /** Finding, describing and calling tools through the five that are listed. */
 describe('discovery of tools', () => {
-  let app: TestApp
-  let project: TestProject
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
   let call: ReturnType<typeof tools>
   before(async () => {
-    app = await startApp()
-    project = await app.project()
     call = tools(app.url, app.admin.token)
   })
-  after(() => app?.close())
 
   it('finds the right tool among the first five for 100 phrased tasks', async () => {
     assert.ok(PHRASED.length >= 100)

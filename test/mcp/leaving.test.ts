@@ -2,28 +2,27 @@ import assert from 'node:assert/strict'
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import type { ServerResponse } from 'node:http'
 import pg from 'pg'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
-import { made, startTarget, type Target } from '../execution/tool-target.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
+import { made, startTarget } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { wire } from './support.ts'
 
 /** Clients that go away before they are answered. */
 describe('a client of /mcp that disconnects', () => {
-  let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', KNOWLEDGE_QUERY_TIMEOUT_MS: '60000' } }),
+  )
   let locking: pg.Client
   let send: ReturnType<typeof wire>
   before(async () => {
-    target = await startTarget()
-    app = await startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', KNOWLEDGE_QUERY_TIMEOUT_MS: '60000' } })
     send = wire(app.url, app.key.token)
     locking = new pg.Client({ connectionString: app.databaseUrl })
     await locking.connect()
   })
   after(async () => {
     await locking?.end()
-    await app?.close()
-    await target?.close()
   })
 
   /** Delays all statements that read a table while `work` runs. */

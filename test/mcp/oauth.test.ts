@@ -9,30 +9,28 @@ import {
   authorizeUrl,
   Browser,
   beginRequest,
-  type OauthApp,
   REDIRECT,
   refresh,
   register,
   startOauthApp,
   tokensOf,
 } from '../support/oauth.ts'
+import { forSuite } from '../support/suite.ts'
 import { wire, withTasks } from './support.ts'
 
 /** Clients that start with only the URL, and the permissions of their tokens. */
 describe('OAuth tokens at /mcp', function () {
   this.timeout(120_000)
-  let app: OauthApp
+  const app = forSuite(() => startOauthApp({ env: { MCP_TASK_AFTER_MS: '100', MCP_CALL_TIMEOUT_MS: '300' } }))
   let project: string
   let user: Client & { id: string }
   let client_id: string
 
   before(async () => {
-    app = await startOauthApp({ env: { MCP_TASK_AFTER_MS: '100', MCP_CALL_TIMEOUT_MS: '300' } })
     project = (await app.project()).id
     user = await app.user(undefined, [allowing(project)])
     client_id = (await register(app.base, { redirect_uris: [REDIRECT] })).client_id
   })
-  after(() => app.close())
 
   const consent = (...modules: string[]) => ({ project_id: project, selection: { kind: 'modules', modules } })
   const granted = (...modules: string[]) =>

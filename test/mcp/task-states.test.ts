@@ -6,9 +6,11 @@ import { upload } from '../content/ingestion-support.ts'
 import { item } from '../evaluation/support.ts'
 import { QUESTIONS, TOOL_ANSWERS, toolAt } from '../execution/decider-support.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
-import { startTarget, type Target } from '../execution/tool-target.ts'
+import { startTarget } from '../execution/tool-target.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
+import { postedBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { tools, wire, withForms, withTasks } from './support.ts'
 
 const CONCERNS = ['generation', 'orchestration', 'evaluation', 'ingestion']
@@ -19,10 +21,9 @@ const manual = { key: 'check', title: 'Check it', type: 'manual' }
 describe('states of tasks', function () {
   this.timeout(120_000)
   let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
   let worker: Awaited<ReturnType<typeof runWorker>>
   before(async () => {
-    target = await startTarget()
     target.answer = ({ url }, response) =>
       response
         .writeHead(url.startsWith('/fails') ? 400 : 200, { 'content-type': 'application/json' })
@@ -33,14 +34,9 @@ describe('states of tasks', function () {
   after(async () => {
     await worker?.stop()
     await app?.close()
-    await target?.close()
   })
 
-  const made = async (path: string, body: object): Promise<any> => {
-    const reply = await app.key.post(path, body)
-    assert.ok(reply.status < 300, `${path} ${JSON.stringify(reply.body)}`)
-    return reply.body
-  }
+  const made = (path: string, body: object): Promise<any> => postedBy(app.key, path, body)
   const aCase = async () => (await made('/cases', { title: 'A claim' })).id as string
   const playbook = async (...steps: object[]) => ({
     case_id: await aCase(),

@@ -1,17 +1,14 @@
 import assert from 'node:assert/strict'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 import { tools, wire, withTasks } from './support.ts'
 
 /** Processes that are lost while a client follows a task. */
 describe('a task of /mcp whose processes are killed', () => {
-  let app: AgentApp
-  before(async () => {
-    app = await startAgentApp({ workers: [] })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startAgentApp({ workers: [] }))
 
   it('is the same task in others, and ends with the record of the tool', async () => {
     const double = client(app.double)

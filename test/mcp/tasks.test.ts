@@ -1,18 +1,19 @@
 import assert from 'node:assert/strict'
 import { edge, graphOf, madeOrchestration, step } from '../automation/orchestration-support.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
+import { scriptOf } from '../support/scripts.ts'
+import { forSuite } from '../support/suite.ts'
 import { openStream, tools, wire, withForms, withTasks } from './support.ts'
 
 /** Long work as tasks: views of records that are read, answered and cancelled. */
 describe('tasks of /mcp', () => {
   let app: AgentApp
-  let target: Target
+  const target = forSuite(startTarget)
   let call: ReturnType<typeof tools>
   let send: ReturnType<typeof wire>
   before(async () => {
-    target = await startTarget()
     target.answer = json({ paid: true })
     app = await startAgentApp({
       workers: ['generation', 'orchestration'],
@@ -23,11 +24,8 @@ describe('tasks of /mcp', () => {
   })
   after(async () => {
     await app?.close()
-    await target?.close()
   })
-
-  const script = (...replies: object[]) => `@double ${JSON.stringify(replies)}`
-  const slow = (text: string) => script({ text, delay_ms: 1500 })
+  const slow = (text: string) => scriptOf({ text, delay_ms: 1500 })
   const get = async (taskId: string, capabilities: object = withForms) =>
     (await send('tasks/get', { taskId }, { capabilities: capabilities as never })).body
   const update = async (taskId: string, inputResponses: object) =>
@@ -74,7 +72,7 @@ describe('tasks of /mcp', () => {
   })
 
   it('returns the current record after the wait timeout, and the work continues', async () => {
-    const args = { agent_id: app.agentId, prompt: script({ text: 'done', delay_ms: 9000 }) }
+    const args = { agent_id: app.agentId, prompt: scriptOf({ text: 'done', delay_ms: 9000 }) }
     const result = await call('create-agent-generation', args)
     assert.equal(result.isError, undefined)
     assert.equal(result.structuredContent.status, 'in_progress')
@@ -86,7 +84,7 @@ describe('tasks of /mcp', () => {
   })
 
   it('returns failed work as a tool error', async () => {
-    const args = { agent_id: app.agentId, prompt: script({ error: { status: 400 }, delay_ms: 1500 }) }
+    const args = { agent_id: app.agentId, prompt: scriptOf({ error: { status: 400 }, delay_ms: 1500 }) }
     const task = await call('create-agent-generation', args, { capabilities: withTasks })
     const done = await until(task.taskId, 'completed')
     assert.equal(done.result.isError, true)
@@ -166,7 +164,7 @@ describe('tasks of /mcp', () => {
     }
     const { taskId } = await started('create-agent-generation', {
       agent_id: agent,
-      prompt: script(calls, { text: 'both' }),
+      prompt: scriptOf(calls, { text: 'both' }),
     })
     const waiting = await until(taskId, 'input_required')
     const [[key, { params }]] = Object.entries<any>(waiting.inputRequests)
@@ -198,7 +196,7 @@ describe('tasks of /mcp', () => {
         'create-agent-generation',
         {
           agent_id: agent,
-          prompt: script(
+          prompt: scriptOf(
             { tool_calls: [{ name: 'pay', args: { amount: accepted ? 7 : 8 } }] },
             { text: 'filed' },
             { text: 'after' },
@@ -235,7 +233,7 @@ describe('tasks of /mcp', () => {
     const filed = async (amount: number) => {
       const { taskId } = await started('create-agent-generation', {
         agent_id: agent,
-        prompt: script({ tool_calls: [{ name: 'pay', args: { amount } }] }, { text: 'filed' }, { text: 'after' }),
+        prompt: scriptOf({ tool_calls: [{ name: 'pay', args: { amount } }] }, { text: 'filed' }, { text: 'after' }),
       })
       const { inputRequests } = await until(taskId, 'input_required')
       return { taskId, key: Object.keys(inputRequests)[0] }
@@ -436,7 +434,7 @@ describe('tasks of /mcp', () => {
     // Each reads its task at its start, and every 5 s.
     const rounds = 1 + Math.ceil((Date.now() - begunAt) / 5000)
     const looks = reads('from "orchestration_runs" t where t.id =')
-    assert.ok(looks >= 20 && looks <= 20 * rounds, `${looks} looks`)
+    assert.ok(looks >= 20 && looks <= 20 * rounds, `${looks} polls`)
     assert.ok(reads('xmin::text as revision') > 0)
     held.abort()
     await Promise.all(streams)

@@ -2,8 +2,9 @@ import assert from 'node:assert/strict'
 import { operations } from '#core/api/operation.ts'
 import { operationTools } from '#mcp/registry.ts'
 import { fixedTools } from '#mcp/tools.ts'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { runWeb } from '../support/hosts.ts'
+import { forSuite } from '../support/suite.ts'
 import { MODERN, tools, wire } from './support.ts'
 
 const OLD = '2025-11-25'
@@ -11,15 +12,12 @@ const FIXED = ['call-tool', 'describe-tools', 'get-doc-page', 'get-docs', 'searc
 
 /** Operations as tools: which there are, and what a call of one does. */
 describe('tools of /mcp', () => {
-  let app: TestApp
-  let project: TestProject
+  const app = forSuite(startApp)
+  const project = forSuite(() => app.project())
   let call: ReturnType<typeof tools>
   before(async () => {
-    app = await startApp()
-    project = await app.project()
     call = tools(app.url, project.key.token)
   })
-  after(() => app?.close())
 
   async function listed(token: string | null, query: string, url = app.url): Promise<any[]> {
     const send = wire(url, token)

@@ -2,24 +2,24 @@ import assert from 'node:assert/strict'
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import type { IncomingMessage } from 'node:http'
 import { rawQuery } from '#core/db/sql.ts'
-import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { clients, MODERN, wire } from './support.ts'
 
 const HELLO = { protocolVersion: '2025-06-18', capabilities: {}, clientInfo: { name: 'test', version: '1' } }
 
 /** How /mcp is spoken to: eras, credentials, and what the protocol itself refuses. */
 describe('the transport of /mcp', () => {
-  let app: TestApp
-  let project: TestProject
+  const app = forSuite(() =>
+    startApp({
+      env: { BASE_URL: 'https://muster.example', CORS_ALLOWED_ORIGINS: 'https://console.example' },
+    }),
+  )
+  const project = forSuite(() => app.project())
   let send: ReturnType<typeof wire>
   before(async () => {
-    app = await startApp({
-      env: { BASE_URL: 'https://muster.example', CORS_ALLOWED_ORIGINS: 'https://console.example' },
-    })
-    project = await app.project()
     send = wire(app.url, project.key.token)
   })
-  after(() => app?.close())
 
   const tokenOf = (client: Client) => client.token as string
 

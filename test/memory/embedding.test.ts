@@ -125,7 +125,7 @@ describe('vectors of memories', function () {
     assert.deepEqual((await memoriesOf(key, store)).map(memory => memory.embedded).sort(), [false, true])
   })
 
-  it('and hashes and words are derived anew by muster reprocess memory', async () => {
+  it('and hashes and words are rebuilt by muster reprocess memory', async () => {
     for (const text of texts(3)) await state(key, store, text)
     await first.services.pool.query(sql.unsafe`
       update memories set content_hash = 'x', tsv = to_tsvector('simple', 'other') where content like '%number 1%'`)

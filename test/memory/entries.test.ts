@@ -1,33 +1,27 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
-import type { EmbeddingServer } from '../support/embedding-server.ts'
+import { eventually, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { at, createStore, entriesOf, eventsOf, memoriesOf, remote, startAngles, state } from './support.ts'
 
 const near = (value: number, degrees: number) =>
-  assert.ok(Math.abs(value - Math.cos((degrees * Math.PI) / 180)) < 1e-5, `${value} is not that of ${degrees} degrees`)
+  assert.ok(
+    Math.abs(value - Math.cos((degrees * Math.PI) / 180)) < 1e-5,
+    `${value} is not the cosine of ${degrees} degrees`,
+  )
 
 describe('writing facts', () => {
-  let app: TestApp
-  let server: EmbeddingServer
-  let project: TestProject
-  let key: Client
+  const app = forSuite(() => startApp({ env: remote(server) }))
+  const project = forSuite(() => app.projectWith(['memories:*']))
+  const key = forSuite(() => project.key)
+  const server = forSuite(startAngles)
   let store: string
-  before(async () => {
-    server = await startAngles()
-    app = await startApp({ env: remote(server) })
-    project = await app.projectWith(['memories:*'])
-    key = project.key
-  })
   beforeEach(async () => {
     store = await createStore(key)
   })
-  after(async () => {
-    await app?.close()
-    await server?.close()
-  })
 
-  it('makes a memory of what is new, and an entry of every claim', async () => {
+  it('creates a memory of each new fact, and an entry of every claim', async () => {
     const made = await key.post('/memory-entries', {
       memory_store_id: store,
       content: '  Ada likes  tea ',
@@ -79,7 +73,7 @@ describe('writing facts', () => {
     assert.equal(audited?.action, 'memories:CreateMemoryEntry')
   })
 
-  it('skips what is like a memory, replaces what is near to it, and keeps the rest apart', async () => {
+  it('skips a fact equal to a memory, replaces a near one, and keeps others', async () => {
     const first = await state(key, store, at(0, 'tea'), {
       tags: { a: '1', b: '1', constructor: 'kept' },
       metadata: { x: 1, y: 1 },
@@ -103,7 +97,7 @@ describe('writing facts', () => {
     const apart = await state(key, store, at(60, 'tea'))
     assert.equal(apart.action, 'created')
     near(apart.similarity, 38)
-    // Against the nearest one that holds: 22 degrees, not the retired one at 0.
+    // Against the nearest current one: 22 degrees, not the retired one at 0.
     const back = await state(key, store, at(0, 'tea'))
     assert.deepEqual([back.action, back.superseded_memory_id], ['superseded', replacement.id])
     assert.notEqual(back.memory_id, first.memory_id, 'a retired memory is never revived')
@@ -163,13 +157,11 @@ describe('writing facts', () => {
     assert.equal((await entriesOf(key, store)).length, entries, 'nothing is written')
   })
 
-  it('says what it would do with dry_run, and writes nothing', async () => {
+  it('reports the planned outcome with dry_run, and writes nothing', async () => {
     const first = await state(key, store, at(0, 'dry'))
     const dry = async (content: string, more: object = {}) => {
       const body = { memory_store_id: store, content, dry_run: true, ...more }
-      const reply = await key.post('/memory-entries', body)
-      assert.equal(reply.status, 200, JSON.stringify(reply.body))
-      return reply.body
+      return createdBy(key, '/memory-entries', body, 200)
     }
     const skipped = await dry(at(5, 'dry'))
     assert.deepEqual(
@@ -185,7 +177,7 @@ describe('writing facts', () => {
     assert.equal((await memoriesOf(key, store)).length, 1)
   })
 
-  it('refuses what is no fact', async () => {
+  it('refuses invalid facts', async () => {
     const refuse = async (more: object, path: string) => {
       const body = { memory_store_id: store, content: 'x', ...more }
       const reply = await key.post('/memory-entries', body)
@@ -271,7 +263,7 @@ describe('writing facts', () => {
       assert.ok([404, 405].includes((await key[method](`/memory-entries/${id}`, {} as never)).status))
   })
 
-  it('makes one memory of a fact that fifty writers state at once', async () => {
+  it('creates one memory of a fact that fifty writers state concurrently', async () => {
     const written = await Promise.all(Array.from({ length: 50 }, () => state(key, store, at(0, 'race'))))
     const actions = written.map(({ action }) => action).sort()
     assert.deepEqual(actions, ['created', ...Array(49).fill('skipped')])
@@ -281,7 +273,7 @@ describe('writing facts', () => {
     assert.equal((await key.get(`/memory-stores/${store}`)).body.memory_count, 1)
   })
 
-  it('makes one memory of texts that are alike but not the same, stated at once', async () => {
+  it('creates one memory of similar but different texts, stated concurrently', async () => {
     const written = await Promise.all(
       Array.from({ length: 20 }, (_, index) => state(key, store, at(index / 100, 'alike'))),
     )
@@ -289,7 +281,7 @@ describe('writing facts', () => {
     assert.equal((await memoriesOf(key, store)).length, 1)
   })
 
-  /** Checks that all memories of the store stand on one chain, and that its last alone holds. */
+  /** Checks that all memories of the store are on one chain, and that its last alone holds. */
   const isLinear = async (store: string, length: number): Promise<void> => {
     const all = await memoriesOf(key, store, '&include_invalidated=true&limit=100')
     assert.equal(all.length, length)
@@ -302,7 +294,7 @@ describe('writing facts', () => {
     )
   }
 
-  it('keeps the chain of corrections linear, however many come at once', async () => {
+  it('keeps the chain of corrections linear, under concurrent corrections', async () => {
     const always = await createStore(key, { duplicate_threshold: 1, supersede_threshold: 0.01 })
     await state(key, always, at(0, 'chain'))
     const written = await Promise.all(
@@ -313,7 +305,7 @@ describe('writing facts', () => {
     await isLinear(always, 51)
   })
 
-  it('lets one of those win that name the same memory at once', async () => {
+  it('accepts one of concurrent facts that name one memory', async () => {
     const correct = async (index: number): Promise<void> => {
       for (;;) {
         const [current] = await memoriesOf(key, store)
@@ -349,13 +341,9 @@ describe('writing facts', () => {
 })
 
 describe('facts without an embedding model', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app.close())
+  const app = forSuite(startApp)
 
-  it('are told apart by their texts', async () => {
+  it('are distinguished by their texts', async () => {
     const { key } = await app.projectWith(['memories:*', 'knowledge:SearchKnowledge'])
     const store = await createStore(key)
     const made = await key.post('/memories', { memory_store_id: store, content: 'Grass is green' })

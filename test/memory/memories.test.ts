@@ -2,28 +2,18 @@ import assert from 'node:assert/strict'
 import { snapshotProjects } from '#control/storage/snapshot.ts'
 import { sql } from '#core/db/sql.ts'
 import { expireMemories } from '#memory/facts/expire.ts'
-import { type Client, startApp, type TestApp, type TestProject } from '../support/app.ts'
-import type { EmbeddingServer } from '../support/embedding-server.ts'
+import { type Client, startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { at, createStore, DIMENSIONS, entriesOf, eventsOf, memoriesOf, remote, startAngles, state } from './support.ts'
 
 describe('memories', () => {
-  let app: TestApp
-  let server: EmbeddingServer
-  let project: TestProject
-  let key: Client
+  const server = forSuite(startAngles)
+  const app = forSuite(() => startApp({ env: remote(server) }))
+  const project = forSuite(() => app.projectWith(['memories:*', 'knowledge:SearchKnowledge']))
+  const key = forSuite(() => project.key)
   let store: string
-  before(async () => {
-    server = await startAngles()
-    app = await startApp({ env: remote(server) })
-    project = await app.projectWith(['memories:*', 'knowledge:SearchKnowledge'])
-    key = project.key
-  })
   beforeEach(async () => {
     store = await createStore(key)
-  })
-  after(async () => {
-    await app?.close()
-    await server?.close()
   })
 
   const search = async (query: string, more: object = {}) =>
@@ -48,7 +38,7 @@ describe('memories', () => {
     assert.equal((await key.put(path, { tags: null, metadata: null })).body.metadata, null)
     assert.equal((await entriesOf(key, store)).length, entries)
     assert.deepEqual((await key.put(`${path}/tags`, { c: 'd' })).body, { c: 'd' })
-    // Its vectors are those of the new text.
+    // Its vectors are computed from the new text.
     const again = await state(key, store, at(41.5, 'edit'))
     assert.deepEqual([again.action, again.memory_id], ['skipped', memory_id])
     assert.equal((await state(key, store, at(0, 'edit'))).action, 'created')
@@ -149,7 +139,7 @@ describe('memories', () => {
     assert.equal(same.action, 'created')
   })
 
-  it('are compared with what is over no more than with what was retracted', async () => {
+  it('are compared with expired memories no more than with retracted ones', async () => {
     const { memory_id } = await state(key, store, at(0, 'over'), { expires_at: '2099-01-01T00:00:00Z' })
     await app.services.pool.query(
       sql.unsafe`update memories set expires_at = now() - interval '1 second' where id = ${memory_id}`,
@@ -296,7 +286,7 @@ describe('memories', () => {
       assert.equal((await entriesOf(key, store)).length, 1)
     })
 
-    it('by thresholds of its own is as if it were named', async () => {
+    it('by thresholds in its body is as if it were named', async () => {
       const writer = await user(['memories:CreateMemory', 'memories:CreateMemoryEntry'])
       assert.deepEqual(await post(writer, '/memories', loose), [403, 'FORBIDDEN'])
       for (const path of ['/memories', '/memory-entries'])

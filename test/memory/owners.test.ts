@@ -1,37 +1,27 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
 import { refused as expectRefusal } from '../execution/tool-target.ts'
-import { type Client, client, startApp, type TestApp, type TestProject } from '../support/app.ts'
-import type { EmbeddingServer } from '../support/embedding-server.ts'
+import { type Client, client, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { at, createStore, entriesOf, eventsOf, memoriesOf, remote, startAngles, state } from './support.ts'
 
 describe('memories of end users', () => {
-  let app: TestApp
-  let server: EmbeddingServer
-  let project: TestProject
-  let key: Client
+  const server = forSuite(startAngles)
+  const app = forSuite(() => startApp({ env: remote(server) }))
+  const project = forSuite(() => app.projectWith(['memories:*', 'actors:*', 'knowledge:*']))
+  const key = forSuite(() => project.key)
   let store: string
-  before(async () => {
-    server = await startAngles()
-    app = await startApp({ env: remote(server) })
-    project = await app.projectWith(['memories:*', 'actors:*', 'knowledge:*'])
-    key = project.key
-  })
   beforeEach(async () => {
     store = await createStore(key)
-  })
-  after(async () => {
-    await app?.close()
-    await server?.close()
   })
 
   const actor = async (more: object = {}): Promise<string> =>
     (await key.post('/actors', { name: 'somebody', ...more })).body.id
-  const found = async (query: string, more: object = {}): Promise<string[]> => {
-    const { status, body } = await key.post('/knowledge/search', { query, memory_store_ids: [store], ...more })
-    assert.equal(status, 200, JSON.stringify(body))
-    return body.results.map(({ memory_id }: any) => memory_id).sort()
-  }
+  const found = async (query: string, more: object = {}): Promise<string[]> =>
+    (await createdBy(key, '/knowledge/search', { query, memory_store_ids: [store], ...more }, 200)).results
+      .map(({ memory_id }: any) => memory_id)
+      .sort()
 
   it('are marked by who states them, and stay so', async () => {
     const ann = await actor()
@@ -57,7 +47,7 @@ describe('memories of end users', () => {
     assert.equal((await memoriesOf(key, store)).length, 3)
   })
 
-  it('are compared with those of the same end user alone', async () => {
+  it('are compared only with memories of their end user', async () => {
     const [ann, bob] = [await actor(), await actor()]
     const vegan = 'I am vegan'
     const both = await Promise.all([ann, bob].map(actor_id => state(key, store, vegan, { actor_id })))
@@ -84,7 +74,7 @@ describe('memories of end users', () => {
     assert.equal((await key.post('/memory-entries', { ...named, actor_id: ann })).body.action, 'superseded')
   })
 
-  it('say once what comes many times at once, of each end user', async () => {
+  it('state once a fact that arrives many times concurrently, for each end user', async () => {
     const actors = await Promise.all([1, 2, 3, 4].map(() => actor()))
     const claims = Array.from({ length: 24 }, (_, n) => actors[n % actors.length])
     const entries = await Promise.all(claims.map(actor_id => state(key, store, 'I live by the sea', { actor_id })))
@@ -158,7 +148,7 @@ describe('memories of end users', () => {
     assert.deepEqual(await eventsOf(app, first.memory_id), ['memories.created', 'memories.retracted'])
     assert.equal((await key.get(`/memory-stores/${limited}`)).body.memory_count, 7)
     assert.equal((await key.get(`/memories/${first.memory_id}`)).body.superseded_by_memory_id, null)
-    // One that is replaced makes room for what replaces it.
+    // A replaced memory frees capacity for its successor.
     const [, older] = await memoriesOf(key, limited, `&actor_id=${ann}`)
     await state(key, limited, 'a third', { actor_id: ann, supersedes: older.id })
     assert.deepEqual(await held(ann), ['a third', 'something else'])
@@ -193,7 +183,7 @@ describe('memories of end users', () => {
     assert.deepEqual(await found('fact', { actor_id: bob }), [])
     assert.deepEqual(await found('fact', { actor_id: ann }), [...ids].sort())
     assert.deepEqual(await eventsOf(app, ids[0]), ['memories.created', 'memories.updated'])
-    // As nobody's it would have been known.
+    // Without an owner it would be a duplicate.
     assert.equal((await state(key, store, 'first fact')).action, 'created')
     assert.equal((await key.delete(`/actors/${ann}`)).status, 204)
     assert.deepEqual(
@@ -202,7 +192,7 @@ describe('memories of end users', () => {
     )
   })
 
-  it('move with an end user who is merged, and go with one who is deleted', async () => {
+  it('move with an end user who is merged, and are deleted with one', async () => {
     const [ann, bob] = [await actor(), await actor()]
     const kept = await state(key, store, 'Tea is hot')
     const anns = await state(key, store, 'Ann likes tea', { actor_id: ann })

@@ -1,24 +1,18 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { type Client, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { createStore, state } from './support.ts'
 
 describe('searching memories', () => {
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { EMBEDDING_PROVIDER: 'local' } }))
   let key: Client
-  before(async () => {
-    app = await startApp({ env: { EMBEDDING_PROVIDER: 'local' } })
-  })
   beforeEach(async () => {
     key = (await app.projectWith(['memories:*', 'documents:*', 'knowledge:SearchKnowledge'])).key
   })
-  after(() => app.close())
 
-  const search = async (body: object) => {
-    const reply = await key.post('/knowledge/search', body)
-    assert.equal(reply.status, 200, JSON.stringify(reply.body))
-    return reply.body.results as any[]
-  }
+  const search = async (body: object) => (await createdBy(key, '/knowledge/search', body, 200)).results as any[]
   const contents = async (body: object) => (await search(body)).map(({ content }) => content)
   const document = async (content: string, more: object = {}) =>
     assert.equal((await key.post('/documents', { content, ...more })).status, 201)
@@ -49,7 +43,7 @@ describe('searching memories', () => {
     assert.equal((await search({ query: 'green tea', include_documents: false })).length, 1)
   })
 
-  it('takes those of the stores that are named, and documents beside them', async () => {
+  it('takes memories of the named stores, and documents next to them', async () => {
     const [first, second] = [await createStore(key), await createStore(key)]
     await state(key, first, 'The red house has a garden')
     await state(key, second, 'The red car has a radio')
@@ -130,7 +124,7 @@ describe('searching memories', () => {
     assert.notEqual(await first({ recency_half_life_days: 10 }), old.memory_id)
   })
 
-  it('costs a project without stores nothing, and finds the first fact of its first store at once', async () => {
+  it('costs a project without stores nothing, and finds the first fact of its first store immediately', async () => {
     await document('Otters hold hands')
     await search({ query: 'otters' })
     app.statements.length = 0

@@ -1,17 +1,13 @@
 import assert from 'node:assert/strict'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { createStore, eventsOf, memoriesOf, state } from './support.ts'
 
 const RIGHTS = ['ListMemoryStores', ...['Create', 'Get', 'Update', 'Delete'].map(verb => `${verb}MemoryStore`)]
 
 describe('memory stores', () => {
-  let app: TestApp
-  let project: TestProject
-  before(async () => {
-    app = await startApp({ env: { EMBEDDING_PROVIDER: 'local' } })
-    project = await app.projectWith(RIGHTS.map(action => `memories:${action}`))
-  })
-  after(() => app.close())
+  const app = forSuite(() => startApp({ env: { EMBEDDING_PROVIDER: 'local' } }))
+  const project = forSuite(() => app.projectWith(RIGHTS.map(action => `memories:${action}`)))
 
   it('are kept, found, changed and deleted by who may', async () => {
     const made = await project.key.post('/memory-stores', { name: '  Likes ', description: 'x', tags: { team: 'a' } })
@@ -64,7 +60,7 @@ describe('memory stores', () => {
     refused(await key.post('/memory-stores', { name: 'x', duplicate_threshold: 0.5, supersede_threshold: 0.5 }))
     assert.equal((await key.post('/memory-stores', { name: 'x', supersede_threshold: 1.1 })).status, 400)
     const id = await createStore(key, { duplicate_threshold: 0.99, supersede_threshold: 0.97 })
-    // As it would stand afterwards: 0.97 beside the constant 0.95.
+    // The later value: 0.97 next to the constant 0.95.
     refused(await key.patch(`/memory-stores/${id}`, { duplicate_threshold: null }))
     refused(await key.patch(`/memory-stores/${id}`, { duplicate_threshold: 0.6 }))
     const cleared = await key.patch(`/memory-stores/${id}`, { duplicate_threshold: null, supersede_threshold: null })
@@ -100,7 +96,7 @@ describe('memory stores', () => {
     assert.equal((await app.admin.get(`/memories/${kept.memory_id}`)).status, 404)
   })
 
-  it('go with their project only by force', async () => {
+  it('are deleted with their project only by force', async () => {
     const { id, key } = await app.project()
     await state(key, await createStore(key), 'something')
     const refused = await app.admin.delete(`/projects/${id}`)

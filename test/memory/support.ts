@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import type { Client, TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer, vectorOf } from '../support/embedding-server.ts'
+import { createdBy } from '../support/replies.ts'
 
 export const DIMENSIONS = 64
 
@@ -12,10 +13,10 @@ export const remote = (server: EmbeddingServer, more: Record<string, string> = {
   ...more,
 })
 
-/** A text whose vector stands at an angle, in degrees, to that of the same topic at 0: their cosine is that of the angle. */
+/** A text whose vector has an angle, in degrees, to the vector of the same topic at 0: their cosine is the cosine of the angle. */
 export const at = (degrees: number, topic: string): string => `${topic} at ${degrees} degrees`
 
-/** A server whose vectors of `at` texts are at their angles; those of other texts are of their own. */
+/** A server whose vectors of `at` texts are at their angles; vectors of other texts are orthogonal. */
 export async function startAngles(): Promise<EmbeddingServer> {
   const server = await startEmbeddingServer(DIMENSIONS)
   server.behave = ({ texts }) => ({ vectors: texts.map(angled) })
@@ -35,9 +36,7 @@ function angled(text: string): number[] {
 }
 
 export async function createStore(key: Client, more: object = {}): Promise<string> {
-  const { status, body } = await key.post('/memory-stores', { name: 'Facts', ...more })
-  assert.equal(status, 201, JSON.stringify(body))
-  return body.id
+  return (await createdBy(key, '/memory-stores', { name: 'Facts', ...more })).id
 }
 
 /** States a fact and returns the entry. */

@@ -2,33 +2,30 @@ import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { sql } from '#core/db/sql.ts'
 import { retentionSweepQueue } from '#core/work/sweeps.ts'
-import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
+import { startSessionApp } from '../conversation/session-support.ts'
 import { accepted, shared } from '../execution/share-support.ts'
-import { startTarget, type Target } from '../execution/tool-target.ts'
+import { startTarget } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { pngHeader } from '../support/images.ts'
+import { forSuite } from '../support/suite.ts'
 import { AGENT_ACTIONS, ENV, rpc, wireMessage } from './a2a-support.ts'
 import { said } from './ag-ui-support.ts'
 
 const a2a = { enabled: true }
 
 describe('clients of an A2A agent', () => {
-  let app: SessionApp
-  let agentId: string
-  let target: Target
-
-  before(async () => {
-    target = await startTarget()
-    app = await startSessionApp({
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startSessionApp({
       env: { ...ENV, STREAM_PING_INTERVAL_MS: '100' },
       actions: [...AGENT_ACTIONS, 'agents:*', 'shares:*', 'files:*'],
       workers: ['generation', 'snapshot'],
-    })
+    }),
+  )
+  let agentId: string
+
+  before(async () => {
     agentId = await app.agent({ a2a })
-  })
-  after(async () => {
-    await app.close()
-    await target.close()
   })
 
   /** Sends a text, and returns the task. */

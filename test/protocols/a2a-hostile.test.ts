@@ -1,23 +1,18 @@
 import assert from 'node:assert/strict'
 import { endUser } from '../conversation/end-user-support.ts'
-import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
+import { startSessionApp } from '../conversation/session-support.ts'
 import { startTarget } from '../execution/tool-target.ts'
 import type { TestProject } from '../support/app.ts'
 import { pngHeader } from '../support/images.ts'
+import { forSuite } from '../support/suite.ts'
 import { AGENT_ACTIONS, ENV, post, rpc, wireMessage } from './a2a-support.ts'
 import { said } from './ag-ui-support.ts'
 
 const PNG = pngHeader(2, 2).toString('base64')
 
 describe('the A2A mount', () => {
-  let app: SessionApp
-  let open: string
-  let hidden: string
-  let closed: string
-  let other: TestProject
-
-  before(async () => {
-    app = await startSessionApp({
+  const app = forSuite(() =>
+    startSessionApp({
       env: ENV,
       actions: [
         ...AGENT_ACTIONS,
@@ -28,7 +23,14 @@ describe('the A2A mount', () => {
         'files:UploadFile',
         'files:DownloadFile',
       ],
-    })
+    }),
+  )
+  let open: string
+  let hidden: string
+  let closed: string
+  let other: TestProject
+
+  before(async () => {
     const secret = {
       instructions: 'Top secret instructions',
       tool_bindings: [{ tool: { name: 'vault', type: 'client' } }],
@@ -39,7 +41,6 @@ describe('the A2A mount', () => {
     closed = await app.agent({ a2a: { enabled: false, public_card: true } })
     other = await app.projectWith(AGENT_ACTIONS)
   })
-  after(() => app.close())
 
   const card = (id: string, headers: Record<string, string> = {}) =>
     fetch(`${app.url}/a2a/${id}/.well-known/agent-card.json`, { headers })

@@ -2,11 +2,12 @@ import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { z } from 'zod'
 import { idStatement, sql, voidStatement } from '#core/db/sql.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-import { type Receiver, startReceiver } from '../support/receiver.ts'
+import { startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
 import { AGENT_ACTIONS, connect, ENV, rpc, send, stateOf, wireMessage } from './a2a-support.ts'
 import { said } from './ag-ui-support.ts'
 
@@ -17,15 +18,13 @@ const FAST = { WEBHOOK_TIMEOUT_MS: '1500', WEBHOOK_LEASE_MS: '2000', WEBHOOK_SWE
 
 describe('notifications of A2A clients', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let receiver: Receiver
+  const receiver = forSuite(startReceiver)
+  const app = forSuite(() => startAgentApp({ env: ENV, workers: [], actions: AGENT_ACTIONS }))
   let agentId: string
   let double: ReturnType<typeof doubleClient>
   const processes: TestProcess[] = []
 
   before(async () => {
-    receiver = await startReceiver()
-    app = await startAgentApp({ env: ENV, workers: [], actions: AGENT_ACTIONS })
     agentId = await app.agent({ a2a })
     double = doubleClient(app.double)
   })
@@ -33,10 +32,6 @@ describe('notifications of A2A clients', function () {
     receiver.requests.length = 0
     receiver.answer = 200
     return Promise.all(processes.splice(0).map(each => each.kill()))
-  })
-  after(async () => {
-    await app.close()
-    await receiver.close()
   })
 
   const start = async (...concerns: ('generation' | 'delivery')[]) => {

@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { graphOf, step } from '../automation/orchestration-support.ts'
-import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import {
   collect,
   connect,
@@ -20,20 +22,12 @@ import {
 const a2a = { enabled: true }
 
 describe('tasks of A2A clients of an orchestration', () => {
-  let app: TestApp
-  let project: TestProject
+  const app = forSuite(() => startApp({ env: ENV, workers: ['orchestration'] }))
+  const project = forSuite(() => app.projectWith(RUN_ACTIONS))
 
-  before(async () => {
-    app = await startApp({ env: ENV, workers: ['orchestration'] })
-    project = await app.projectWith(RUN_ACTIONS)
-  })
-  after(() => app.close())
-
-  const made = async (graph: object) => {
-    const reply = await app.admin.post('/orchestrations', { project_id: project.id, name: 'Refund', a2a, ...graph })
-    assert.equal(reply.status, 201, JSON.stringify(reply.body))
-    return reply.body.id as string
-  }
+  const made = async (graph: object) =>
+    (await createdBy(app.admin, '/orchestrations', { project_id: project.id, name: 'Refund', a2a, ...graph }))
+      .id as string
   const greeting = () => made(graphOf([step('greet', { expression: { cat: ['Hello ', { var: 'input.name' }] } })]))
   const asking = (fields: object = {}) =>
     made(graphOf([{ id: 'ask', type: 'human', prompt: 'May it be refunded?', ...fields }]))

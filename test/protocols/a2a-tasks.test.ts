@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import type { Client } from '@a2a-js/sdk/client'
-import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { startSessionApp } from '../conversation/session-support.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import {
   AGENT_ACTIONS,
   answerOf,
@@ -24,13 +25,11 @@ import { calls, said } from './ag-ui-support.ts'
 const a2a = { enabled: true, skills: [{ id: 'orders', name: 'Orders', description: 'Finds orders' }] }
 
 describe('tasks of A2A clients', () => {
-  let app: SessionApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(() => startSessionApp({ env: ENV, actions: AGENT_ACTIONS }))
   let agentId: string
 
   before(async () => {
-    target = await startTarget()
-    app = await startSessionApp({ env: ENV, actions: AGENT_ACTIONS })
     agentId = await app.agent({
       a2a,
       tool_bindings: [
@@ -38,10 +37,6 @@ describe('tasks of A2A clients', () => {
         { tool: { name: 'server', execute: { url: `${target.url}/server` } } },
       ],
     })
-  })
-  after(async () => {
-    await app.close()
-    await target.close()
   })
   const open = (binding?: 'JSONRPC' | 'HTTP+JSON', id = agentId) => connect(app, app.key, id, binding)
 

@@ -1,20 +1,13 @@
 import assert from 'node:assert/strict'
-import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { startSessionApp } from '../conversation/session-support.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
+import { refusalOf } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { CHAT_ACTIONS, calls, ofType, postRun, said, ThreadClient, types } from './ag-ui-support.ts'
 
 describe('access of AG-UI clients', () => {
-  let app: SessionApp
-  let target: Target
-
-  before(async () => {
-    target = await startTarget()
-    app = await startSessionApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' }, actions: CHAT_ACTIONS })
-  })
-  after(async () => {
-    await app.close()
-    await target.close()
-  })
+  const target = forSuite(startTarget)
+  const app = forSuite(() => startSessionApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' }, actions: CHAT_ACTIONS }))
 
   const message = (content = said({ text: 'ok' })) => ({ id: crypto.randomUUID(), role: 'user', content })
   const run = (fields: object = {}) => ({
@@ -23,7 +16,6 @@ describe('access of AG-UI clients', () => {
     messages: [message()],
     ...fields,
   })
-  const refusal = ({ status, body }: { status: number; body: any }) => [status, body?.error?.code]
   const keyWith = async (actions: readonly string[]) => {
     const resource = [`srn:${app.projectId}:*:*`]
     const policy = await app.admin.post('/policies', {
@@ -34,12 +26,12 @@ describe('access of AG-UI clients', () => {
   }
 
   it('needs a credential, the action and an agent of the project, before a stream begins', async () => {
-    assert.deepEqual(refusal(await postRun(app, { token: 'sk_no' }, app.agentId, run())), [401, 'UNAUTHORIZED'])
+    assert.deepEqual(refusalOf(await postRun(app, { token: 'sk_no' }, app.agentId, run())), [401, 'UNAUTHORIZED'])
     const without = await keyWith(['sessions:CreateSession'])
-    assert.deepEqual(refusal(await postRun(app, without, app.agentId, run())), [403, 'FORBIDDEN'])
-    assert.deepEqual(refusal(await postRun(app, app.key, 'agent_none', run())), [404, 'RESOURCE_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await postRun(app, without, app.agentId, run())), [403, 'FORBIDDEN'])
+    assert.deepEqual(refusalOf(await postRun(app, app.key, 'agent_none', run())), [404, 'RESOURCE_NOT_FOUND'])
     const other = await app.projectWith(CHAT_ACTIONS)
-    assert.deepEqual(refusal(await postRun(app, other.key, app.agentId, run())), [404, 'RESOURCE_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await postRun(app, other.key, app.agentId, run())), [404, 'RESOURCE_NOT_FOUND'])
     const anonymous = await fetch(`${app.url}/ag-ui/${app.agentId}`, { method: 'POST', body: '{}' })
     assert.equal(anonymous.status, 401)
   })
@@ -50,7 +42,7 @@ describe('access of AG-UI clients', () => {
     const threadId = first.headers.get('x-svc-session-id') as string
     await postRun(app, app.key, app.agentId, run(), as('bob'))
     for (const id of ['bob', 'nobody'])
-      assert.deepEqual(refusal(await postRun(app, app.key, app.agentId, run({ threadId }), as(id))), [
+      assert.deepEqual(refusalOf(await postRun(app, app.key, app.agentId, run({ threadId }), as(id))), [
         404,
         'RESOURCE_NOT_FOUND',
       ])
@@ -61,9 +53,9 @@ describe('access of AG-UI clients', () => {
     const first = await postRun(app, app.key, app.agentId, run())
     const threadId = first.headers.get('x-svc-session-id') as string
     const agent = await app.agent()
-    assert.deepEqual(refusal(await postRun(app, app.key, agent, run({ threadId }))), [404, 'RESOURCE_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await postRun(app, app.key, agent, run({ threadId }))), [404, 'RESOURCE_NOT_FOUND'])
     const other = await app.projectWith(CHAT_ACTIONS)
-    assert.deepEqual(refusal(await postRun(app, other.key, app.agentId, run({ threadId }))), [
+    assert.deepEqual(refusalOf(await postRun(app, other.key, app.agentId, run({ threadId }))), [
       404,
       'RESOURCE_NOT_FOUND',
     ])
@@ -76,17 +68,17 @@ describe('access of AG-UI clients', () => {
       run({ threadId: '' }),
       run({ messages: [{ id: 'm', role: 'user' }] }),
     ])
-      assert.deepEqual(refusal(await postRun(app, app.key, app.agentId, body)), [400, 'VALIDATION_FAILED'])
+      assert.deepEqual(refusalOf(await postRun(app, app.key, app.agentId, body)), [400, 'VALIDATION_FAILED'])
     const future = run({ protocolVersion: '2.0' })
-    assert.deepEqual(refusal(await postRun(app, app.key, app.agentId, future)), [400, 'VALIDATION_FAILED'])
+    assert.deepEqual(refusalOf(await postRun(app, app.key, app.agentId, future)), [400, 'VALIDATION_FAILED'])
     const long = run({ context: [{ description: 'd', value: 'x'.repeat(17_000) }] })
-    assert.deepEqual(refusal(await postRun(app, app.key, app.agentId, long)), [400, 'VALIDATION_FAILED'])
+    assert.deepEqual(refusalOf(await postRun(app, app.key, app.agentId, long)), [400, 'VALIDATION_FAILED'])
     const minimal = run({ state: undefined, forwardedProps: undefined, tools: undefined, context: undefined })
     assert.equal((await postRun(app, app.key, app.agentId, minimal)).status, 200)
     const newer = run({ protocolVersion: '1.7', invented: true })
     assert.equal((await postRun(app, app.key, app.agentId, newer)).status, 200)
     const nul = run({ messages: [message('a\u0000b')] })
-    assert.deepEqual(refusal(await postRun(app, app.key, app.agentId, nul)), [400, 'VALIDATION_FAILED'])
+    assert.deepEqual(refusalOf(await postRun(app, app.key, app.agentId, nul)), [400, 'VALIDATION_FAILED'])
     const deleted = await fetch(`${app.url}/ag-ui/${app.agentId}`, {
       method: 'DELETE',
       headers: { authorization: `Bearer ${app.key.token}` },
@@ -97,7 +89,7 @@ describe('access of AG-UI clients', () => {
   it('needs the right to create an end user that it names', async () => {
     const key = await keyWith(CHAT_ACTIONS.filter(action => action !== 'actors:CreateActor'))
     const named = { 'X-Svc-Actor': 'somebody-new' }
-    assert.deepEqual(refusal(await postRun(app, key, app.agentId, run(), named)), [403, 'FORBIDDEN'])
+    assert.deepEqual(refusalOf(await postRun(app, key, app.agentId, run(), named)), [403, 'FORBIDDEN'])
     assert.equal((await postRun(app, key, app.agentId, run())).status, 200)
   })
 

@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 import { CHAT_ACTIONS, calls, ofType, said, ThreadClient, types } from './ag-ui-support.ts'
 
 /** Short leases, so that a lost worker is missed within seconds. */
@@ -10,16 +11,10 @@ const FAST = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1', PRO
 
 describe('runs of AG-UI clients after a lost process', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let double: ReturnType<typeof doubleClient>
+  const app = forSuite(() => startAgentApp({ workers: [], actions: [...CHAT_ACTIONS, 'sessions:ListSessions'] }))
+  const double = forSuite(() => doubleClient(app.double))
   const processes: TestProcess[] = []
-
-  before(async () => {
-    app = await startAgentApp({ workers: [], actions: [...CHAT_ACTIONS, 'sessions:ListSessions'] })
-    double = doubleClient(app.double)
-  })
   afterEach(() => Promise.all(processes.splice(0).map(each => each.kill())))
-  after(async () => await app.close())
 
   const start = async (kind: 'web' | 'worker') => {
     const made = await startProcess(kind, app.databaseUrl, FAST, kind === 'worker' ? ['generation'] : [])

@@ -1,16 +1,17 @@
 import assert from 'node:assert/strict'
 import { CHAT_ACTIONS, endUser } from '../conversation/end-user-support.ts'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
+import { refusalOf } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { calls, ofType, postRun, said, ThreadClient, types } from './ag-ui-support.ts'
 
 describe('end users at the AG-UI mount', () => {
   let app: SessionApp
-  let target: Target
+  const target = forSuite(startTarget)
   let agentId: string
 
   before(async () => {
-    target = await startTarget()
     target.answer = json({ hidden_result: 1 })
     app = await startSessionApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' }, actions: CHAT_ACTIONS })
     agentId = await app.agent({
@@ -24,7 +25,6 @@ describe('end users at the AG-UI mount', () => {
   })
   after(async () => {
     await app.close()
-    await target.close()
   })
 
   const user = (fields: object = {}) => endUser(app, { agent_ids: [agentId], ...fields })
@@ -36,7 +36,6 @@ describe('end users at the AG-UI mount', () => {
     messages: [{ id: crypto.randomUUID(), role: 'user', content: said({ text: 'ok' }) }],
     ...fields,
   })
-  const refusal = ({ status, body }: { status: number; body: any }) => [status, body?.error?.code]
 
   it('chat in own sessions, with tools of the client and state', async () => {
     const { token, actorId } = await user()
@@ -107,11 +106,11 @@ describe('end users at the AG-UI mount', () => {
   it('find neither other agents nor threads and sessions of others', async () => {
     const [ann, bob] = [await user(), await user()]
     const other = await app.agent()
-    assert.deepEqual(refusal(await postRun(app, ann, other, run())), [404, 'RESOURCE_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await postRun(app, ann, other, run())), [404, 'RESOURCE_NOT_FOUND'])
     const threadId = crypto.randomUUID()
     const first = await postRun(app, ann, agentId, run({ threadId }))
     const sessionId = first.headers.get('x-svc-session-id') as string
-    assert.deepEqual(refusal(await postRun(app, bob, agentId, run({ threadId: sessionId }))), [
+    assert.deepEqual(refusalOf(await postRun(app, bob, agentId, run({ threadId: sessionId }))), [
       404,
       'RESOURCE_NOT_FOUND',
     ])
@@ -131,14 +130,14 @@ describe('end users at the AG-UI mount', () => {
     assert.equal(second.status, 200)
     assert.notEqual(second.headers.get('x-svc-session-id'), first)
     assert.equal(types(second.events).includes('MESSAGES_SNAPSHOT'), false)
-    assert.deepEqual(refusal(await postRun(app, ann, agentId, run({ threadId: first }))), [404, 'RESOURCE_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await postRun(app, ann, agentId, run({ threadId: first }))), [404, 'RESOURCE_NOT_FOUND'])
   })
 
   it('create no session with a token of listed sessions', async () => {
     const ann = await user()
     const session = (await ann.post('/sessions', { agent_id: agentId })).body.id
     const bound = await endUser(app, { agent_ids: [agentId], session_ids: [session] }, ann.actorId)
-    assert.deepEqual(refusal(await postRun(app, bound, agentId, run())), [403, 'FORBIDDEN'])
+    assert.deepEqual(refusalOf(await postRun(app, bound, agentId, run())), [403, 'FORBIDDEN'])
     assert.equal((await postRun(app, bound, agentId, run({ threadId: session }))).status, 200)
   })
 
@@ -149,7 +148,7 @@ describe('end users at the AG-UI mount', () => {
     for (let count = 0; count < 3; count++) statuses.push((await postRun(app, ann, agentId, run({ threadId }))).status)
     assert.deepEqual(statuses, [200, 200, 429])
     assert.equal((await app.key.post(`/actors/${ann.actorId}/tokens/revoke`)).status, 204)
-    assert.deepEqual(refusal(await postRun(app, ann, agentId, run({ threadId }))), [401, 'UNAUTHORIZED'])
+    assert.deepEqual(refusalOf(await postRun(app, ann, agentId, run({ threadId }))), [401, 'UNAUTHORIZED'])
   })
 
   it('see a cancelled turn as cancelled', async () => {

@@ -1,17 +1,17 @@
 import assert from 'node:assert/strict'
 import { endUser } from '../conversation/end-user-support.ts'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
+import { forSuite } from '../support/suite.ts'
 import { CHAT_ACTIONS, calls, postRun, said, ThreadClient } from './ag-ui-support.ts'
 
 describe('hostile callers at the AG-UI mount', function () {
   this.timeout(60_000)
   let app: SessionApp
-  let target: Target
+  const target = forSuite(startTarget)
   let agentId: string
 
   before(async () => {
-    target = await startTarget()
     target.answer = json({ refunded: true })
     app = await startSessionApp({
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', ACTORS_CREATED_PER_HOUR: '8' },
@@ -26,7 +26,6 @@ describe('hostile callers at the AG-UI mount', function () {
   })
   after(async () => {
     await app.close()
-    await target.close()
   })
 
   const user = () => endUser(app, { agent_ids: [agentId], scopes: ['chat', 'approvals'] })

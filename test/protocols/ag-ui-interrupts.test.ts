@@ -1,32 +1,26 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { endUser } from '../conversation/end-user-support.ts'
-import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { startSessionApp } from '../conversation/session-support.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
+import { forSuite } from '../support/suite.ts'
 import { calls, ofType, postRun, said, ThreadClient, types } from './ag-ui-support.ts'
 
 const outcomeOf = (events: readonly any[]): any => events[events.length - 1].outcome
 
 describe('interrupts of AG-UI clients', function () {
   this.timeout(60_000)
-  let app: SessionApp
-  let target: Target
-
-  before(async () => {
-    target = await startTarget()
-    app = await startSessionApp({
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startSessionApp({
       // A run that waits for an approval must not depend on its pings.
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', STREAM_PING_INTERVAL_MS: '600000' },
       actions: ['actors:*', 'agents:*', 'approvals:*', 'generations:*', 'guardrails:*', 'sessions:*'],
-    })
-  })
+    }),
+  )
   beforeEach(() => {
     target.requests.length = 0
     target.answer = json({ refunded: true })
-  })
-  after(async () => {
-    await app.close()
-    await target.close()
   })
 
   /** A client of an end user whose agent needs an approval for refunds. */

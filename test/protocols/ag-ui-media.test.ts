@@ -2,9 +2,10 @@ import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { endUser } from '../conversation/end-user-support.ts'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
-import { startTarget, type Target } from '../execution/tool-target.ts'
+import { startTarget } from '../execution/tool-target.ts'
 import { pngHeader } from '../support/images.ts'
 import { pdf } from '../support/pdf.ts'
+import { forSuite } from '../support/suite.ts'
 import { CHAT_ACTIONS, postRun, said, ThreadClient, types } from './ag-ui-support.ts'
 
 const PNG = pngHeader(2, 2)
@@ -15,12 +16,11 @@ const text = (value: string) => ({ type: 'text', text: value })
 
 describe('images and documents of AG-UI clients', () => {
   let app: SessionApp
-  let target: Target
+  const target = forSuite(startTarget)
   let agentId: string
   let requests: () => Promise<any[]>
 
   before(async () => {
-    target = await startTarget()
     target.answer = (_request, response) => response.writeHead(200, { 'content-type': 'image/png' }).end(PNG)
     app = await startSessionApp({
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
@@ -30,7 +30,6 @@ describe('images and documents of AG-UI clients', () => {
   })
   after(async () => {
     await app.close()
-    await target.close()
   })
 
   const open = (options: Partial<ConstructorParameters<typeof ThreadClient>[0]> = {}) =>

@@ -1,30 +1,27 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
-import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { startSessionApp } from '../conversation/session-support.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
+import { forSuite } from '../support/suite.ts'
 import { CHAT_ACTIONS, calls, ofType, postRun, said, ThreadClient, types } from './ag-ui-support.ts'
 
 describe('runs of AG-UI clients', () => {
-  let app: SessionApp
-  let target: Target
+  const target = forSuite(startTarget)
+  const app = forSuite(() =>
+    startSessionApp({
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
+      actions: [...CHAT_ACTIONS, 'sessions:ListSessions'],
+    }),
+  )
   let agentId: string
 
   before(async () => {
-    target = await startTarget()
-    app = await startSessionApp({
-      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
-      actions: [...CHAT_ACTIONS, 'sessions:ListSessions'],
-    })
     agentId = await app.agent({
       tool_bindings: [
         { tool: { name: 'pick', type: 'client' } },
         { tool: { name: 'server', execute: { url: `${target.url}/server` } } },
       ],
     })
-  })
-  after(async () => {
-    await app.close()
-    await target.close()
   })
 
   const open = (options: Partial<ConstructorParameters<typeof ThreadClient>[0]> = {}) =>

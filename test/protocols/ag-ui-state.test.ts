@@ -1,17 +1,16 @@
 import assert from 'node:assert/strict'
-import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
+import { startSessionApp } from '../conversation/session-support.ts'
+import { forSuite } from '../support/suite.ts'
 import { processorTime } from '../support/timing.ts'
 import { CHAT_ACTIONS, calls, ofType, postRun, said, ThreadClient, types } from './ag-ui-support.ts'
 
 describe('state of AG-UI clients', () => {
-  let app: SessionApp
+  const app = forSuite(() => startSessionApp({ actions: [...CHAT_ACTIONS, 'sessions:UpdateSession'] }))
   let sharing: string
 
   before(async () => {
-    app = await startSessionApp({ actions: [...CHAT_ACTIONS, 'sessions:UpdateSession'] })
     sharing = await app.agent({ shared_state: true })
   })
-  after(async () => await app.close())
 
   const open = (options: Partial<ConstructorParameters<typeof ThreadClient>[0]> = {}) =>
     new ThreadClient({ url: app.url, token: app.key.token, agentId: sharing, ...options })

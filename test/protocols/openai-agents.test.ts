@@ -3,7 +3,8 @@ import type OpenAI from 'openai'
 import { sweepEphemeralSessions } from '#conversation/sessions/expire.ts'
 import { idStatement, sql, voidStatement } from '#core/db/sql.ts'
 import { startReceiver } from '../support/receiver.ts'
-import { dataLines, type OpenAiApp, startOpenAiApp } from './openai-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { dataLines, startOpenAiApp } from './openai-support.ts'
 
 type Json = Record<string, any>
 
@@ -24,16 +25,14 @@ const assistant = (content: string) => ({ role: 'assistant' as const, content })
 const echo = [{ reply: { text: 'reply to {{last_user}}' } }]
 
 describe('the OpenAI mount: agents', () => {
-  let app: OpenAiApp
+  const app = forSuite(() => startOpenAiApp({ actions: ACTIONS, env: { PROVIDER_MAX_RETRIES: '0' } }))
   let key: string
   let openai: OpenAI
 
   before(async () => {
-    app = await startOpenAiApp({ actions: ACTIONS, env: { PROVIDER_MAX_RETRIES: '0' } })
     key = app.key.token as string
     openai = app.openai(key)
   })
-  after(() => app?.close())
 
   const ask = (model: string, messages: Json[], headers: Record<string, string> = {}, more: Json = {}) =>
     app.send('/chat/completions', { model, messages, ...more }, { headers })

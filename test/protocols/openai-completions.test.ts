@@ -5,14 +5,15 @@ import pg from 'pg'
 import { z } from 'zod'
 import { sql, voidStatement } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
-import { dataLines, type OpenAiApp, startOpenAiApp } from './openai-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { dataLines, startOpenAiApp } from './openai-support.ts'
 
 type Json = Record<string, any>
 
 const ACTIONS = ['chats:CreateChatCompletion', 'agents:CreateAgentGeneration']
 
 describe('the OpenAI mount: models and completions', () => {
-  let app: OpenAiApp
+  const app = forSuite(() => startOpenAiApp({ workers: [], actions: ACTIONS, env: { PROVIDER_MAX_RETRIES: '0' } }))
   let key: string
   const put = (lane: string, ...rules: Json[]) => app.lanes.put(lane, { rules } as never)
   /** A chat on a lane of the model double. */
@@ -29,10 +30,8 @@ describe('the OpenAI mount: models and completions', () => {
   const user = (content: unknown) => ({ role: 'user' as const, content: content as string })
 
   before(async () => {
-    app = await startOpenAiApp({ workers: [], actions: ACTIONS, env: { PROVIDER_MAX_RETRIES: '0' } })
     key = app.key.token as string
   })
-  after(() => app?.close())
 
   describe('models', () => {
     it('lists agents, chats, routes and models that the key may use, and no other project', async () => {

@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict'
 import OpenAI from 'openai'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
 
@@ -12,19 +13,15 @@ const FAST = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1', PRO
 
 describe('the OpenAI mount: lost processes', function () {
   this.timeout(60_000)
-  let app: AgentApp
-  let double: ReturnType<typeof doubleClient>
-  const processes: TestProcess[] = []
-
-  before(async () => {
-    app = await startAgentApp({
+  const app = forSuite(() =>
+    startAgentApp({
       workers: [],
       actions: ['agents:CreateAgentGeneration', 'generations:GetGeneration', 'generations:ListGenerations'],
-    })
-    double = doubleClient(app.double)
-  })
+    }),
+  )
+  const double = forSuite(() => doubleClient(app.double))
+  const processes: TestProcess[] = []
   afterEach(() => Promise.all(processes.splice(0).map(each => each.kill())))
-  after(async () => await app.close())
 
   const start = async (kind: 'web' | 'worker') => {
     const made = await startProcess(kind, app.databaseUrl, FAST, kind === 'worker' ? ['generation'] : [])

@@ -1,19 +1,21 @@
 import assert from 'node:assert/strict'
 import { CHAT_ACTIONS, type EndUserClient, endUser } from '../conversation/end-user-support.ts'
-import { type OpenAiApp, startOpenAiApp } from './openai-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { startOpenAiApp } from './openai-support.ts'
 
 type Json = Record<string, any>
 
 const INSTRUCTIONS = 'hidden instructions of the agent'
 
 describe('the OpenAI mount: tokens of end users', () => {
-  let app: OpenAiApp
+  const app = forSuite(() =>
+    startOpenAiApp({ actions: [...CHAT_ACTIONS, 'chats:*'], env: { PROVIDER_MAX_RETRIES: '0' } }),
+  )
   let agentId: string
   let requests: () => Promise<Json[]>
   let ann: EndUserClient
 
   before(async () => {
-    app = await startOpenAiApp({ actions: [...CHAT_ACTIONS, 'chats:*'], env: { PROVIDER_MAX_RETRIES: '0' } })
     const scripted = await app.scripted(
       [
         { when: { user: 'fail' }, reply: { error: { status: 401, message: 'vendor secret text' } } },
@@ -25,7 +27,6 @@ describe('the OpenAI mount: tokens of end users', () => {
     requests = scripted.requests
     ann = await endUser(app, { agent_ids: [agentId] })
   })
-  after(() => app?.close())
 
   const ask = (user: EndUserClient, text: string, headers: Record<string, string> = {}, more: Json = {}) =>
     app.send(

@@ -5,7 +5,8 @@ import { generateText, type LanguageModel } from 'ai'
 import { voidStatement } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { startReceiver } from '../support/receiver.ts'
-import { type OpenAiApp, startOpenAiApp } from './openai-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { startOpenAiApp } from './openai-support.ts'
 
 type Json = Record<string, any>
 
@@ -43,12 +44,7 @@ async function inOneMinute(check: () => Promise<void>): Promise<void> {
 const SCHEMA = { type: 'object', properties: { n: { type: 'number' } }, required: ['n'], additionalProperties: false }
 
 describe('the OpenAI mount: errors as clients see them', () => {
-  let app: OpenAiApp
-
-  before(async () => {
-    app = await startOpenAiApp({ actions: ACTIONS, env: { PROVIDER_MAX_RETRIES: '0' } })
-  })
-  after(() => app?.close())
+  const app = forSuite(() => startOpenAiApp({ actions: ACTIONS, env: { PROVIDER_MAX_RETRIES: '0' } }))
 
   const key = () => app.key.token as string
 

@@ -1,13 +1,12 @@
 import assert from 'node:assert/strict'
-import { type OpenAiApp, startOpenAiApp } from './openai-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { startOpenAiApp } from './openai-support.ts'
 
 type Json = Record<string, any>
 
 describe('the OpenAI mount: embeddings and files', () => {
-  let app: OpenAiApp
-
-  before(async () => {
-    app = await startOpenAiApp({
+  const app = forSuite(() =>
+    startOpenAiApp({
       workers: [],
       actions: [
         'embeddings:CreateEmbeddings',
@@ -17,11 +16,8 @@ describe('the OpenAI mount: embeddings and files', () => {
         'files:DeleteFile',
       ],
       env: { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '64' },
-    })
-  })
-  after(async () => {
-    await app?.close()
-  })
+    }),
+  )
 
   it('three texts give the vectors of the API, whether as numbers or as base64', async () => {
     const texts = ['one', 'two', 'three']

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
+import { forSuite } from '../support/suite.ts'
 import librechat from './front-ends/librechat.json' with { type: 'json' }
 import openWebUi from './front-ends/open-webui.json' with { type: 'json' }
-import { dataLines, type OpenAiApp, startOpenAiApp } from './openai-support.ts'
+import { dataLines, startOpenAiApp } from './openai-support.ts'
 
 type Json = Record<string, any>
 
@@ -26,15 +27,13 @@ const user = (content: unknown) => ({ role: 'user', content })
 const assistant = (content: string) => ({ role: 'assistant', content })
 
 describe('the OpenAI mount: front ends', () => {
-  let app: OpenAiApp
+  const app = forSuite(() => startOpenAiApp({ actions: ACTIONS, env: { PROVIDER_MAX_RETRIES: '0' } }))
   const agents: Record<string, string> = {}
 
   before(async () => {
-    app = await startOpenAiApp({ actions: ACTIONS, env: { PROVIDER_MAX_RETRIES: '0' } })
     // Before the first list of models, which is cached.
     for (const name of Object.keys(frontEnds)) agents[name] = (await app.scripted(rules, { name })).agentId
   })
-  after(() => app?.close())
 
   for (const [name, { headers, chat_headers, chat, title, tags, reply_prefix }] of Object.entries(frontEnds))
     describe(name, () => {

@@ -3,7 +3,8 @@ import { tool } from '@langchain/core/tools'
 import { createReactAgent } from '@langchain/langgraph/prebuilt'
 import { ChatOpenAI } from '@langchain/openai'
 import type OpenAI from 'openai'
-import { dataLines, type OpenAiApp, startOpenAiApp } from './openai-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { dataLines, startOpenAiApp } from './openai-support.ts'
 
 type Json = Record<string, any>
 
@@ -16,16 +17,16 @@ const parameters = { type: 'object', properties: { city: { type: 'string' } } }
 const weather = { type: 'function', name: 'weather', parameters }
 
 describe('the OpenAI mount: histories of clients', () => {
-  let app: OpenAiApp
-  let openai: OpenAI
-  before(async () => {
-    app = await startOpenAiApp({
+  const app = forSuite(() =>
+    startOpenAiApp({
       actions: ['agents:*', 'sessions:*', 'generations:*', 'chats:*'],
       env: { PROVIDER_MAX_RETRIES: '0' },
-    })
+    }),
+  )
+  let openai: OpenAI
+  before(async () => {
     openai = app.openai(app.key.token)
   })
-  after(() => app?.close())
 
   const post = async (path: string, body: Json) => {
     const response = await app.send(path, body)
@@ -35,7 +36,7 @@ describe('the OpenAI mount: histories of clients', () => {
   const double = () => `${app.providerId}/double-1`
 
   for (const stream of [false, true])
-    it(`have answers with IDs of their own after results of tools${stream ? ', streamed' : ''}`, async () => {
+    it(`have answers with separate IDs after results of tools${stream ? ', streamed' : ''}`, async () => {
       const { agentId: model } = await app.scripted(rules, { accept_client_tools: true })
       const tools = [{ type: 'function', function: { name: 'weather', parameters } }]
       const chat = async (messages: Json[]) => {

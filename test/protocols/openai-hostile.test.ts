@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict'
 import { CHAT_ACTIONS, type EndUserClient, endUser } from '../conversation/end-user-support.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import { longestTurn } from '../support/event-loop.ts'
 import { pngHeader } from '../support/images.ts'
+import { forSuite } from '../support/suite.ts'
 import { calls, said } from './ag-ui-support.ts'
 import { type OpenAiApp, startOpenAiApp } from './openai-support.ts'
 
@@ -11,11 +12,10 @@ type Json = Record<string, any>
 describe('the OpenAI mount: hostile callers', function () {
   this.timeout(30_000)
   let app: OpenAiApp
-  let target: Target
+  const target = forSuite(startTarget)
   let agentId: string
 
   before(async () => {
-    target = await startTarget()
     target.answer = json({ hidden_result: 1 })
     app = await startOpenAiApp({
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
@@ -29,7 +29,6 @@ describe('the OpenAI mount: hostile callers', function () {
   })
   after(async () => {
     await app.close()
-    await target.close()
   })
 
   const user = (fields: object = {}, actorId?: string): Promise<EndUserClient> =>
@@ -179,7 +178,7 @@ describe('the OpenAI mount: hostile callers', function () {
     assert.equal((await requests()).length, 4)
   })
 
-  it('are refused by the length of a text before it is read: of a message, of a history, and beside a stored reply', async () => {
+  it('are refused by the length of a text before it is read: of a message, of a history, and next to a stored reply', async () => {
     const { agentId: model } = await app.scripted([{ reply: { text: 'a short reply' } }])
     const headers = { 'x-svc-session-key': 'lengths' }
     const bob = await endUser(app, { agent_ids: [model], limits: { message_chars: 200 } })
@@ -192,7 +191,7 @@ describe('the OpenAI mount: hostile callers', function () {
     const history = (text: string) => [...asked('a'), { role: 'assistant', content: text }, ...asked('b')]
     // A message: neither the conversation nor its replies are read.
     assert.deepEqual(await refusal(asked('x'.repeat(201))), [])
-    // A history without any reply, and one that is longer than the reply: the lengths of replies are read, no text is.
+    // A history without any reply, and a history longer than the reply: the lengths of replies are read, no text is.
     const isOfLengths = (text: string) => text.includes('octet_length(g.content)')
     const isOfTexts = (text: string) => text.includes('g.content = t.text')
     const first = await refusal(history('y'.repeat(201)))
@@ -201,7 +200,7 @@ describe('the OpenAI mount: hostile callers', function () {
     const beside = await refusal(history('y'.repeat(100_000)))
     assert.ok(beside.some(isOfLengths))
     assert.ok(!beside.some(isOfTexts), beside.join('\n'))
-    // One that may be the reply with what a client has added is compared.
+    // A text that may be the reply with an addition of the client is compared.
     assert.ok((await refusal(history('y'.repeat(300)))).some(isOfTexts))
     const added = `a short reply<details>${'z'.repeat(300)}</details>`
     assert.equal((await ask(bob, history(added), headers, { model })).status, 200)

@@ -2,9 +2,10 @@ import assert from 'node:assert/strict'
 import type OpenAI from 'openai'
 import { CHAT_ACTIONS, endUser } from '../conversation/end-user-support.ts'
 import { expectStatus } from '../conversation/session-support.ts'
-import { startTarget, type Target } from '../execution/tool-target.ts'
+import { startTarget } from '../execution/tool-target.ts'
 import { pngHeader } from '../support/images.ts'
 import { pdf } from '../support/pdf.ts'
+import { forSuite } from '../support/suite.ts'
 import { type OpenAiApp, startOpenAiApp } from './openai-support.ts'
 
 type Json = Record<string, any>
@@ -20,11 +21,10 @@ const echo = [{ reply: { text: 'seen' } }]
 
 describe('the OpenAI mount: images and files', () => {
   let app: OpenAiApp
-  let server: Target
+  const server = forSuite(startTarget)
   let openai: OpenAI
 
   before(async () => {
-    server = await startTarget()
     server.answer = (request, response) => {
       if (request.url === '/paused.png')
         void app.admin
@@ -45,7 +45,6 @@ describe('the OpenAI mount: images and files', () => {
   })
   after(async () => {
     await app?.close()
-    await server?.close()
   })
 
   const ask = async (model: string, messages: Json[], options: Json = {}) => {

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { z } from 'zod'
 import { voidStatement } from '#core/db/sql.ts'
-import { type OpenAiApp, startOpenAiApp } from './openai-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { startOpenAiApp } from './openai-support.ts'
 
 type Json = Record<string, any>
 
@@ -135,22 +136,22 @@ const rules = [
 ]
 
 describe('the OpenAI mount: Open Responses', () => {
-  let app: OpenAiApp
+  const app = forSuite(() =>
+    startOpenAiApp({
+      actions: ['agents:*', 'sessions:*', 'generations:*', 'chats:*', 'actors:*'],
+      env: { PROVIDER_MAX_RETRIES: '0' },
+    }),
+  )
   /** An agent and a chat on the same lane. */
   let models: string[]
   let requests: () => Promise<Json[]>
 
   before(async () => {
-    app = await startOpenAiApp({
-      actions: ['agents:*', 'sessions:*', 'generations:*', 'chats:*', 'actors:*'],
-      env: { PROVIDER_MAX_RETRIES: '0' },
-    })
     const scripted = await app.scripted(rules, { accept_client_tools: true })
     requests = scripted.requests
     const { model } = (await app.admin.get(`/agents/${scripted.agentId}`)).body
     models = [scripted.agentId, (await app.chat({ model })).id]
   })
-  after(() => app?.close())
 
   async function create(body: Json): Promise<z.output<typeof ResponseResource>> {
     const response = await app.send('/responses', body)

@@ -3,7 +3,8 @@ import { createOpenAI } from '@ai-sdk/openai'
 import { ChatOpenAI } from '@langchain/openai'
 import { type ModelMessage, streamText } from 'ai'
 import type OpenAI from 'openai'
-import { type OpenAiApp, startOpenAiApp } from './openai-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { startOpenAiApp } from './openai-support.ts'
 
 type Json = Record<string, any>
 
@@ -22,14 +23,12 @@ const weather = {
 }
 
 describe('the OpenAI mount: responses', () => {
-  let app: OpenAiApp
+  const app = forSuite(() => startOpenAiApp({ actions: ACTIONS, env: { PROVIDER_MAX_RETRIES: '0' } }))
   let openai: OpenAI
 
   before(async () => {
-    app = await startOpenAiApp({ actions: ACTIONS, env: { PROVIDER_MAX_RETRIES: '0' } })
     openai = app.openai(app.key.token)
   })
-  after(() => app?.close())
 
   const contentsSent = async (requests: () => Promise<Json[]>): Promise<string[]> =>
     (await requests()).at(-1)?.body.messages.map(({ content }: Json) => content)

@@ -1,20 +1,16 @@
 import assert from 'node:assert/strict'
 import { expectStatus } from '../conversation/session-support.ts'
 import { statementsOfEach } from '../support/statements.ts'
-import { type OpenAiApp, startOpenAiApp } from './openai-support.ts'
+import { forSuite } from '../support/suite.ts'
+import { startOpenAiApp } from './openai-support.ts'
 
 type Json = Record<string, any>
 
 const ACTIONS = ['actors:*', 'agents:*', 'chats:*', 'generations:*', 'sessions:*']
 
 describe('the OpenAI mount: round trips', () => {
-  let app: OpenAiApp
-
-  before(async () => {
-    // Without workers, turns stay queued and only requests send statements.
-    app = await startOpenAiApp({ workers: [], actions: ACTIONS })
-  })
-  after(() => app?.close())
+  // Without workers, turns stay queued and only requests send statements.
+  const app = forSuite(() => startOpenAiApp({ workers: [], actions: ACTIONS }))
 
   const ROUNDS = 5
   /** Returns the number of statements that a call sends in every round after the first, which fills the caches. */

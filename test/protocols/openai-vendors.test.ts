@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { postedBy } from '../support/replies.ts'
 import type { Plan } from '../support/vendors/plan.ts'
 import { profiles, providerFields } from '../support/vendors/profiles.ts'
 import { type Simulators, startSimulators } from '../support/vendors/server.ts'
@@ -33,11 +34,7 @@ describe('the OpenAI mount and its vendors', () => {
   })
   after(() => Promise.all([app?.close(), simulators?.close(), tools?.close()]))
 
-  const made = async (at: string, body: object) => {
-    const reply = await key.post(at, body)
-    assert.ok(reply.status < 300, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (at: string, body: object) => postedBy(key, at, body)
 
   const providerOf = async (profile: string, more: object = {}) => {
     const lane = `mount-${++lanes}`
@@ -344,7 +341,7 @@ describe('the OpenAI mount and its vendors', () => {
       assert.equal(ignored, 'tools.search_context_size, vendor_tools.web_search')
     })
 
-    it('are those of the agent, whose searches a client may narrow and never widen', async () => {
+    it('come from the agent, whose searches a client may narrow and never widen', async () => {
       const provider = await providerOf('openai responses')
       const ask = async (vendor_tools: object[] | null, tool: object) => {
         const model = await agentOf(provider.id, { vendor_tools })

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Target = { project: string; agent: string }
 type Sent = { method?: string; path: string; headers?: Record<string, string>; body?: object }
@@ -58,11 +59,7 @@ const agUiRun = () => ({
 })
 
 describe('a requests quota of a project', () => {
-  let app: TestApp
-  before(async () => {
-    app = await startApp({ env: { A2A_MOUNT: 'true' } })
-  })
-  after(() => app.close())
+  const app = forSuite(() => startApp({ env: { A2A_MOUNT: 'true' } }))
 
   for (const [what, sentTo] of requests)
     for (const scoped of [true, false])

@@ -3,9 +3,11 @@ import { randomUUID } from 'node:crypto'
 import { lastAssistantMessageIsCompleteWithApprovalResponses } from 'ai'
 import { endUser } from '../conversation/end-user-support.ts'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { pngHeader } from '../support/images.ts'
+import { refusalOf } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { calls, said } from './ag-ui-support.ts'
 import { asking, openChat, partsOf, requestUi, transcript } from './ui-support.ts'
 
@@ -14,11 +16,10 @@ const PNG = `data:image/png;base64,${pngHeader(2, 2).toString('base64')}`
 describe('callers of chats of the AI SDK', function () {
   this.timeout(60_000)
   let app: SessionApp
-  let target: Target
+  const target = forSuite(startTarget)
   let agentId: string
 
   before(async () => {
-    target = await startTarget()
     target.answer = json({ refunded: true })
     app = await startSessionApp({
       env: {
@@ -35,11 +36,9 @@ describe('callers of chats of the AI SDK', function () {
   })
   after(async () => {
     await app.close()
-    await target.close()
   })
 
   const user = (fields: object = {}) => endUser(app, { agent_ids: [agentId], ...fields })
-  const refusal = ({ status, body }: { status: number; body: any }) => [status, body?.error?.code]
 
   /** A chat of an end user whose agent needs its approval for refunds. */
   const openWithApproval = async (scopes = ['chat', 'approvals']) => {
@@ -78,7 +77,7 @@ describe('callers of chats of the AI SDK', function () {
     }
   })
 
-  it('may go on without a decision, and decide one of two calls', async () => {
+  it('may continue without a decision, and decide one of two calls', async () => {
     const chat = await openWithApproval()
     const both = { tool_calls: [refund(1), refund(2)].flatMap((each: any) => each.tool_calls) }
     await chat.sendMessage({ text: said(both, { text: 'Both wait.' }) })
@@ -100,7 +99,7 @@ describe('callers of chats of the AI SDK', function () {
     assert.equal(data.status, 'pending')
     const forged = { id: randomUUID(), role: 'assistant', parts: [decided(data.id)] }
     const body = { id: randomUUID(), messages: [forged], trigger: 'submit-message' }
-    assert.deepEqual(refusal(await requestUi(app, { ...(await user()), agentId, body })), [403, 'FORBIDDEN'])
+    assert.deepEqual(refusalOf(await requestUi(app, { ...(await user()), agentId, body })), [403, 'FORBIDDEN'])
     const other = await user({ scopes: ['chat', 'approvals'] })
     const { chunks } = await requestUi(app, { ...other, agentId, body })
     assert.deepEqual([chunks.map(({ type }) => type), target.requests.length], [['error'], 0])
@@ -151,7 +150,7 @@ describe('callers of chats of the AI SDK', function () {
     const other = await app.agent()
     const body = asking(said({ text: 'ok' }))
     const of = (path: string, token: string | null, method?: string) => requestUi(app, { agentId, path, token, method })
-    assert.deepEqual(refusal(await requestUi(app, { ...ann, agentId: other, body })), [404, 'RESOURCE_NOT_FOUND'])
+    assert.deepEqual(refusalOf(await requestUi(app, { ...ann, agentId: other, body })), [404, 'RESOURCE_NOT_FOUND'])
     const first = await requestUi(app, { ...ann, agentId, body })
     const session = first.headers.get('x-svc-session-id') as string
     const second = await requestUi(app, { ...bob, agentId, body })
@@ -161,12 +160,12 @@ describe('callers of chats of the AI SDK', function () {
       assert.equal((await of(`/${id}/stop`, bob.token, 'POST')).status, 204)
       assert.deepEqual((await of(`/${id}`, bob.token)).body, { id, messages: [] })
     }
-    assert.deepEqual(refusal(await requestUi(app, { ...bob, agentId, body: { ...body, id: session } })), [
+    assert.deepEqual(refusalOf(await requestUi(app, { ...bob, agentId, body: { ...body, id: session } })), [
       404,
       'RESOURCE_NOT_FOUND',
     ])
     assert.equal((await of(`/${session}`, ann.token)).body.messages.length, 2)
-    for (const token of [null, 'nothing']) assert.deepEqual(refusal(await of('/x', token)), [401, 'UNAUTHORIZED'])
+    for (const token of [null, 'nothing']) assert.deepEqual(refusalOf(await of('/x', token)), [401, 'UNAUTHORIZED'])
   })
 
   it('do not replace messages in a chat by the ID of its session', async () => {
@@ -191,7 +190,7 @@ describe('callers of chats of the AI SDK', function () {
     const session = (await requestUi(app, { ...ann, agentId, body })).headers.get('x-svc-session-id') as string
     const bound = await endUser(app, { agent_ids: [agentId], session_ids: [session] }, ann.actorId)
     const again = { ...body, trigger: 'regenerate-message' }
-    assert.deepEqual(refusal(await requestUi(app, { ...bound, agentId, body: again })), [403, 'FORBIDDEN'])
+    assert.deepEqual(refusalOf(await requestUi(app, { ...bound, agentId, body: again })), [403, 'FORBIDDEN'])
     assert.equal((await ann.patch(`/sessions/${session}`, { status: 'closed' })).status, 200)
     const refused = await requestUi(app, { ...ann, agentId, body: again })
     assert.match(refused.chunks[0].errorText, /closed/)

@@ -2,8 +2,9 @@ import assert from 'node:assert/strict'
 import { lastAssistantMessageIsCompleteWithToolCalls } from 'ai'
 import { CHAT_ACTIONS, endUser } from '../conversation/end-user-support.ts'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
-import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { json, startTarget } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
+import { forSuite } from '../support/suite.ts'
 import { calls, said } from './ag-ui-support.ts'
 import { asking, chunkTypes, openChat, partsOf, requestUi, transcript } from './ui-support.ts'
 
@@ -12,11 +13,10 @@ const userOf = (text: string) => `user: ${text}`
 describe('chats of the AI SDK', function () {
   this.timeout(60_000)
   let app: SessionApp
-  let target: Target
+  const target = forSuite(startTarget)
   let agentId: string
 
   before(async () => {
-    target = await startTarget()
     target.answer = json({ hidden_result: 1 })
     app = await startSessionApp({
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
@@ -32,7 +32,6 @@ describe('chats of the AI SDK', function () {
   })
   after(async () => {
     await app.close()
-    await target.close()
   })
 
   const user = (fields: object = {}) => endUser(app, { agent_ids: [agentId], ...fields })

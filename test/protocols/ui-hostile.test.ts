@@ -1,27 +1,28 @@
 import assert from 'node:assert/strict'
 import { CHAT_ACTIONS, endUser } from '../conversation/end-user-support.ts'
-import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
+import { startSessionApp } from '../conversation/session-support.ts'
+import { refusalOf } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 import { said } from './ag-ui-support.ts'
-import { asking, type ChunkReply, requestUi } from './ui-support.ts'
+import { asking, requestUi } from './ui-support.ts'
 
 type Json = Record<string, any>
 
 describe('hostile and careless clients of chats of the AI SDK', function () {
   this.timeout(60_000)
-  let app: SessionApp
+  const app = forSuite(() =>
+    startSessionApp({
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', STREAM_PING_INTERVAL_MS: '600000' },
+      actions: [...CHAT_ACTIONS, 'files:*', 'shares:*'],
+    }),
+  )
   let agentId: string
 
   before(async () => {
-    app = await startSessionApp({
-      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', STREAM_PING_INTERVAL_MS: '600000' },
-      actions: [...CHAT_ACTIONS, 'files:*', 'shares:*'],
-    })
     agentId = await app.agent()
   })
-  after(() => app?.close())
 
   const user = (fields: object = {}) => endUser(app, { agent_ids: [agentId], ...fields })
-  const refusal = ({ status, body }: ChunkReply) => [status, body?.error?.code]
   const ask = (token: string, body: Json) => requestUi(app, { token, agentId, body })
   const texts = async (token: string, id: string) =>
     (await requestUi(app, { token, agentId, path: `/${id}` })).body.messages.map(({ role, parts }: Json) => [
@@ -57,7 +58,7 @@ describe('hostile and careless clients of chats of the AI SDK', function () {
     const limited = { ...again, messages: [message] }
     let reply = await ask(ann.token, limited)
     for (let count = 0; count < 3 && reply.status === 200; count++) reply = await ask(ann.token, limited)
-    assert.deepEqual(refusal(reply), [429, 'ACTOR_LIMIT_EXCEEDED'])
+    assert.deepEqual(refusalOf(reply), [429, 'ACTOR_LIMIT_EXCEEDED'])
     const left = await texts(ann.token, first.id)
     assert.ok(left.at(-1)[0] === 'assistant', JSON.stringify(left))
     const { data } = (await ann.get('/sessions')).body
@@ -71,7 +72,7 @@ describe('hostile and careless clients of chats of the AI SDK', function () {
     for (const [path, method] of Object.entries(PATHS))
       for (const id of [agentId, 'agent_01k5p3vd7r9hj2x8m4qcw6tz0e']) {
         const reply = await requestUi(app, { token: token as string, agentId: id, path, method })
-        assert.deepEqual(refusal(reply), [404, 'RESOURCE_NOT_FOUND'], path)
+        assert.deepEqual(refusalOf(reply), [404, 'RESOURCE_NOT_FOUND'], path)
       }
   })
 
@@ -81,8 +82,8 @@ describe('hostile and careless clients of chats of the AI SDK', function () {
     const key = await app.admin.post('/project-keys', { project_id: app.projectId, policy_ids: [policy.body.id] })
     const token = key.body.secret
     for (const [path, method] of Object.entries(PATHS))
-      assert.deepEqual(refusal(await requestUi(app, { token, agentId, path, method })), [403, 'FORBIDDEN'], path)
-    assert.deepEqual(refusal(await ask(token, asking('x'))), [403, 'FORBIDDEN'])
+      assert.deepEqual(refusalOf(await requestUi(app, { token, agentId, path, method })), [403, 'FORBIDDEN'], path)
+    assert.deepEqual(refusalOf(await ask(token, asking('x'))), [403, 'FORBIDDEN'])
   })
 
   it('of a key spend a request for each new message', async () => {
@@ -94,7 +95,7 @@ describe('hostile and careless clients of chats of the AI SDK', function () {
     assert.equal((await app.admin.post('/quotas', { project_id: app.projectId, ...limit })).status, 201)
     const messages = Array.from({ length: 6 }, (_, count) => asking(`message ${count}`).messages[0])
     const reply = await ask(key.body.secret, { id: crypto.randomUUID(), messages })
-    assert.deepEqual(refusal(reply), [429, 'QUOTA_EXCEEDED'])
+    assert.deepEqual(refusalOf(reply), [429, 'QUOTA_EXCEEDED'])
     const { data } = (await app.key.get('/sessions?limit=1')).body
     assert.equal((await app.messages(data[0])).length, 3)
   })

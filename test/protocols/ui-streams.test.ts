@@ -2,9 +2,10 @@ import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { lastAssistantMessageIsCompleteWithToolCalls } from 'ai'
 import { CHAT_ACTIONS, endUser } from '../conversation/end-user-support.ts'
-import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
+import { startSessionApp } from '../conversation/session-support.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { forSuite } from '../support/suite.ts'
 import { asking, chatUrl, chunkTypes, openChat, partsOf, requestUi, transcript } from './ui-support.ts'
 
 /** Short leases, so that a lost worker is missed within seconds. */
@@ -12,14 +13,9 @@ const FAST = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1', PRO
 
 describe('streams of chats of the AI SDK', function () {
   this.timeout(60_000)
-  let app: SessionApp
+  const app = forSuite(() => startSessionApp({ workers: [], actions: CHAT_ACTIONS }))
   const processes: TestProcess[] = []
-
-  before(async () => {
-    app = await startSessionApp({ workers: [], actions: CHAT_ACTIONS })
-  })
   afterEach(() => Promise.all(processes.splice(0).map(each => each.kill())))
-  after(() => app.close())
 
   const start = async (kind: 'web' | 'worker') => {
     const made = await startProcess(kind, app.databaseUrl, FAST, kind === 'worker' ? ['generation'] : [])
@@ -111,7 +107,7 @@ describe('streams of chats of the AI SDK', function () {
     }
   })
 
-  it('end when the chat is stopped, and the chat goes on', async () => {
+  it('end when the chat is stopped, and the chat continues', async () => {
     await start('worker')
     const { agentId, token, gate } = await gated([{ when: { call: 1 }, reply: half }, { reply: { text: 'next' } }])
     const chat = openChat(app, { agentId, token })
@@ -179,7 +175,7 @@ describe('streams of chats of the AI SDK', function () {
     assert.deepEqual(transcript(other), ['user: x', 'assistant: half of the answer'])
   })
 
-  it('tell a client that a person answers, and show the messages of the person', async () => {
+  it('show a client that a person answers, and show the messages of the person', async () => {
     await start('worker')
     const { agentId, token, actorId } = await gated([{ reply: { text: 'hello' } }])
     const data: unknown[] = []

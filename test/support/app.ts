@@ -8,7 +8,7 @@ import { loadConfig } from '#config.ts'
 import type { Clock } from '#core/base/clock.ts'
 import type { Config } from '#core/base/config.ts'
 import { createLog } from '#core/base/log.ts'
-import { sql } from '#core/db/sql.ts'
+import { rawQuery, sql } from '#core/db/sql.ts'
 import { openServer } from '#core/http/server.ts'
 import { loadedModules, loadModules, workForConcerns } from '#core/modules/module.ts'
 import { type OpenServices, openServices } from '#core/services/lifecycle.ts'
@@ -55,6 +55,8 @@ export type TestApp = {
   projectWith(actions: readonly string[], name?: string): Promise<TestProject>
   /** A user without policies, signed in. */
   user(username?: string, policies?: object[]): Promise<Client & { id: string }>
+  /** Rows of a statement, past the API. */
+  rows(text: string, values?: unknown[]): Promise<readonly any[]>
   /** Lines that this process and its worker process logged. */
   logs: string[]
   /** Statements that this process sent. */
@@ -232,6 +234,7 @@ export async function startApp(
     as: token => client(url, token),
     project: name => projectWith(['*'], name),
     projectWith,
+    rows: (text, values) => services.pool.any(rawQuery(text, values)) as Promise<readonly any[]>,
     async user(username = `user${++counter}`, policies = []) {
       const made = await admin.post('/users', { username, password: 'a fine password' })
       const ids = []

@@ -12,7 +12,7 @@ export async function propose(
 ): Promise<{ id: string; expires_at: string }> {
   const generation = await generationKind.find(app.services.pool, generationId)
   const desk = approvalDesk.only()
-  if (!generation || !desk) throw new Error('there is no such turn, or nobody files approvals')
+  if (!generation || !desk) throw new Error('the turn does not exist, or no module files approvals')
   return desk.file(app.services, {
     generation,
     tool: { type: 'http', ...tool },

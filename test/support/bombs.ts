@@ -2,7 +2,7 @@ import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import zlib from 'node:zlib'
 
-/** A JSON text of a gigabyte, which no reader may hold: this head, then so many blocks. */
+/** A JSON text of a gigabyte, which no reader may hold: this head, then `BLOCKS` blocks. */
 const HEAD = Buffer.from('{"data":[')
 const BLOCK = Buffer.from('{},'.repeat(256 * 1024))
 const BLOCKS = 1400
@@ -29,7 +29,7 @@ const codings: Record<string, () => Buffer> = {
 
 export const CODINGS = Object.keys(codings)
 
-/** How the length of the body is declared: as it is, not at all, a byte short, a byte long. */
+/** How the length of the body is declared: correct, not at all, a byte short, a byte long. */
 export const FRAMINGS = ['exact', 'chunked', 'short', 'long'] as const
 
 const made = new Map<string, Buffer>()

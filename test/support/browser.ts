@@ -3,9 +3,9 @@ type Cookie = { name: string; value: string; path: string }
 export type BrowserReply = { status: number; location: string | null; headers: Headers; body: string }
 
 /**
- * What a browser does in a flow of redirects: it keeps the cookies of each origin and sends those that fit a path.
- * @param options.served where public addresses are served in this test, by what they begin with
- * @param options.headers what it sends everywhere
+ * The part of a browser in a flow of redirects: it keeps the cookies of each origin and sends those that fit a path.
+ * @param options.served where public addresses are served in this test, by their prefix
+ * @param options.headers headers of every request
  */
 export class Browser {
   readonly #served: [string, string][]
@@ -29,7 +29,7 @@ export class Browser {
     return found
   }
 
-  /** Keeps cookies, each in place of the one of its name and path. */
+  /** Keeps cookies, each in place of the earlier cookie of its name and path. */
   keep(origin: string, ...cookies: Cookie[]): void {
     for (const cookie of cookies) this.#jars.set(origin, [...this.#without(origin, cookie), cookie])
   }

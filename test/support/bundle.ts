@@ -39,7 +39,7 @@ await build({
   absWorkingDir: root,
   preserveSymlinks: true,
   outExtension: { '.js': '.mjs' },
-  // The one finds files beside its own, the other is not installed.
+  // The one finds files next to its own, the other is not installed.
   external: ['pino', 'pg-native'],
   banner: {
     js: `import { createRequire as requireOf } from 'node:module'; const require = requireOf(import.meta.url)`,

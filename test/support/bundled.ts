@@ -4,7 +4,7 @@ import { pathToFileURL } from 'node:url'
 
 /**
  * The programs that `bundle.ts` bundles, by the name of their bundle. Every process of the tests loads this module
- * before all others: one that is started with the file of a program runs its bundle.
+ * before all others: a process that is started with the file of a program runs its bundle.
  */
 export const PROGRAMS = {
   web: 'src/web.ts',

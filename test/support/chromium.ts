@@ -61,12 +61,12 @@ export async function startChromium(): Promise<Chromium | null> {
   return null
 }
 
-/** A page of a browser of its own, and what went wrong in it: errors, refusals of a policy, requests to other origins. */
+/** A page of a separate browser, and its problems: errors, refusals of a policy, requests to other origins. */
 export type Watched = { page: Page; problems: string[]; close(): Promise<void> }
 
 /**
  * Opens a page.
- * @param origins what it may request
+ * @param origins origins that it may request
  */
 export async function openPage(
   browser: Chromium,

@@ -7,14 +7,14 @@ import type { Client, MusterError } from '../../client/dist/index.js'
 
 /**
  * Sends the ordinary requests of some test files through the typed client, so that these tests also test it: the client
- * builds the request from flat arguments, and its answer must be that of the response it received.
+ * builds the request from flat arguments, and its answer must be the response it received.
  */
 
 const root = path.resolve(import.meta.dirname, '../..')
 
 export type Reply = { status: number; body: any; headers: Headers }
 
-/** One in so many files, by a hash of the name that is the same in every run. */
+/** One in `ONE_IN` files, by a hash of the name that is the same in every run. */
 const ONE_IN = 3
 
 /** Whether the requests of a file are sent by the client. */

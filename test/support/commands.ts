@@ -9,7 +9,7 @@ const FOREIGN = /^(DATABASE_|PG|PORT$|HOST$|BASE_URL$|ADMIN_|JWT_|SECRETS_|LOG_L
 
 export type Running = {
   child: ChildProcess
-  /** What was printed so far. */
+  /** The output so far. */
   output: { stdout: string; stderr: string }
   /** Exit code, or the signal that ended it. */
   ended: Promise<number | string>

@@ -13,7 +13,7 @@ const pick = <T>(values: readonly T[]): T => values[Math.floor(Math.random() * v
 const PROJECTS = ['proj_0', 'proj_1', 'proj_2', 'proj_3']
 const id = () => crypto.randomUUID()
 
-/** Some rows of a table that nobody else is deleting. */
+/** Some rows of a table that no other transaction deletes. */
 const some = (table: string, limit: string): string =>
   `(select id from ${table} where project_id = $1 limit ${limit} for update skip locked)`
 

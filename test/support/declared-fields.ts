@@ -73,7 +73,7 @@ const isOpen = (schema: z.core.$ZodType): boolean =>
     ? schema.def.catchall !== undefined && !(schema.def.catchall instanceof z.ZodNever)
     : schema instanceof z.ZodAny || schema instanceof z.ZodUnknown || schema instanceof z.ZodCustom
 
-/** The schema of a field, in a list; empty if the schema has no such field. */
+/** The schema of a field, in a list; empty if the schema has no field of this name. */
 function fieldOf(schema: z.core.$ZodType, key: string): z.core.$ZodType[] {
   if (schema instanceof z.ZodRecord) return [schema.valueType as z.core.$ZodType]
   if (schema instanceof z.ZodObject && Object.hasOwn(schema.shape, key)) return [schema.shape[key]]

@@ -6,7 +6,7 @@ const TYPES = { 1: 'A', 28: 'AAAA' } as Record<number, 'A' | 'AAAA'>
 const NXDOMAIN = 3
 const SERVFAIL = 2
 
-/** Addresses of a name; `silent` never answers, `unknown` says that there is none, `broken` that it cannot tell. */
+/** Addresses of a name; `silent` never answers, `unknown` says that there is none, `broken` that it fails. */
 export type Entry = string[] | 'silent' | 'unknown' | 'broken'
 
 export type NameServer = {
@@ -14,7 +14,7 @@ export type NameServer = {
   address: string
   /** `A name` for every question, in their order. */
   asked: string[]
-  /** What is known of a name, by its question. */
+  /** The records of a name, by its question. */
   answer: (name: string, type: 'A' | 'AAAA') => Entry
   close(): Promise<void>
 }

@@ -6,7 +6,7 @@ export type EmbeddingCall = {
   path: string
   headers: IncomingHttpHeaders
   body: any
-  /** The texts asked for. */
+  /** The requested texts. */
   texts: string[]
   at: number
   /** The client hung up before it was answered. */

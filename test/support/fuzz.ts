@@ -78,7 +78,7 @@ export const describedOperations = (document: Json): Described[] =>
     })),
   )
 
-/** Ids that exist, by the prefix of their kind; `foreign` holds those of a project that bound callers cannot see. */
+/** Ids that exist, by the prefix of their kind; `foreign` holds ids of a project that bound callers cannot see. */
 export type Ids = {
   own: Record<string, string[]>
   foreign: Record<string, string[]>
@@ -90,7 +90,7 @@ export type FuzzRequest = { method: string; path: string; headers: Record<string
 
 const MISSING = '0123456789abcdefghjkmnpqrs'
 
-/** Values that are named like those of no kind: upload tokens, and the key that a quota may be of. */
+/** Values that are named like no kind: upload tokens, and the key of a quota. */
 const prefixes = new Map<string, string | null>([
   ['token', 'upt'],
   ['scope_ref', 'key'],
@@ -183,7 +183,7 @@ const polluting = () =>
     '{"__proto__":{"admin":true},"constructor":{"prototype":{"admin":true}},"toString":1,"hasOwnProperty":null}',
   )
 
-/** A value of any type, most often one that does not belong where it is put. */
+/** A value of any type, most often one invalid at its place. */
 function nasty(random: Random, ids: Ids): unknown {
   switch (random.int(12)) {
     case 0:
@@ -230,7 +230,7 @@ function idFor(random: Random, ids: Ids, name: string): string {
   return anyId(random, ids)
 }
 
-/** Depth from which samples have only what is required. */
+/** Depth from which samples have only required fields. */
 const REQUIRED_ONLY = 6
 
 /** A value that the schema accepts as far as a schema can say. */
@@ -623,7 +623,7 @@ const graphNodes = (random: Random): Json[] => [
   { id: 'b', type: 'human', prompt: 'Go on?' },
 ]
 
-/** The body of a create that should be accepted: an example where there is one, else what its schema asks for. */
+/** The body of a create that should be accepted: an example if it exists, else the fields of its schema. */
 export function createBody({ id, operation }: Described, random: Random, ids: Ids, document: Json): Json {
   const schema = operation.requestBody.content['application/json'].schema as Json
   const { properties } = schema.$ref ? document.components.schemas[schema.$ref.split('/').at(-1)] : schema
@@ -635,7 +635,7 @@ const TOO_DEEP = 100_000
 
 const BOUNDARY = 'fuzz-boundary'
 
-/** Bytes of a file: text, nothing, what looks like something else, more than a chunk. */
+/** Bytes of a file: text, nothing, another type in disguise, more than a chunk. */
 const fileBytes = (random: Random): Buffer =>
   random.pick([
     () => Buffer.from('text'),
@@ -646,7 +646,7 @@ const fileBytes = (random: Random): Buffer =>
     () => Buffer.alloc(300_000, random.int(256)),
   ])()
 
-/** A form with what a schema asks for: its binary properties are files, objects travel as JSON text. */
+/** A form with the fields of a schema: its binary properties are files, objects travel as JSON text. */
 function formBody(
   described: Described,
   schema: Json,
@@ -710,7 +710,7 @@ function formBody(
   return { body, headers: type ? { 'content-type': type } : {} }
 }
 
-/** The bytes of a body, and the headers that go with them. */
+/** The bytes of a body, and the headers for them. */
 function bodyOf(
   described: Described,
   random: Random,
@@ -837,7 +837,7 @@ function pathOf({ method, path }: Described, random: Random, ids: Ids, clean: bo
     if (name === 'document_id' && message) return message
     if (name === 'conversation_id' && conversation && path.includes('{document_id}')) return conversation
     if (name === 'version') return String(random.int(clean ? 2 : 5))
-    // What is deleted is gone for the requests that follow.
+    // A deleted resource is gone for the requests that follow.
     const own = ids.own[prefixOf(name) ?? '']
     if (clean && own?.length && (method !== 'DELETE' || random.chance(0.3))) return random.pick(own)
     return segmentFor(name, random, ids)

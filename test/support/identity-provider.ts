@@ -47,13 +47,13 @@ export type IdentityProvider = {
   forge: ((token: IdToken) => Promise<string>) | null
   /** Signs a token as the provider does, or with a key that only its sender has. */
   sign(token: IdToken, key?: 'own' | 'foreign'): Promise<string>
-  /** Paths that were requested; behind one ` as <scheme>` where a client showed credentials in the header. */
+  /** Paths that were requested; followed by ` as <scheme>` where a client showed credentials in the header. */
   requests: string[]
   close(): Promise<void>
 }
 
 /**
- * An OpenID provider: a certified implementation with a client of its own, whose accounts sign in by a header. It can be
+ * An OpenID provider: a certified implementation with a separate client, whose accounts sign in by a header. It can be
  * made to issue tokens that a good provider would not.
  * @param options.claimsInToken the id_token holds the claims of all scopes; else the userinfo endpoint does
  */

@@ -6,8 +6,8 @@ import { CallToolRequestSchema, ListToolsRequestSchema, McpError } from '@modelc
 
 /**
  * A server of the official SDK. `/stateful` has sessions, `/json` too and answers JSON in place of event streams,
- * `/stateless` has none; `/many` lists 700 tools over pages of 60, `/pages` one on each of endless pages. `/seen` tells the
- * requests that came since it was last asked. Prints its port.
+ * `/stateless` has none; `/many` lists 700 tools over pages of 60, `/pages` one on each of endless pages. `/seen` returns the
+ * requests since the last read. Prints its port.
  */
 
 const PAGE = 60
@@ -54,7 +54,7 @@ function mcpServer(path: string): Server {
     if (name === 'echo') return { content: [text(JSON.stringify(args))] }
     if (name === 'fail')
       return { isError: true, content: [text(`cannot: ${requestInfo?.headers.authorization ?? ''}`)] }
-    if (name === 'throw') throw new McpError(-32_050, `no such thing as ${requestInfo?.headers.authorization ?? ''}`)
+    if (name === 'throw') throw new McpError(-32_050, `unknown: ${requestInfo?.headers.authorization ?? ''}`)
     const result = RESULTS[name]
     if (!result) throw new McpError(-32_602, `Unknown tool: ${name}`)
     return result()

@@ -18,7 +18,7 @@ export async function scrape(url: string): Promise<Scrape> {
       const found = lines.filter(
         each => /^\w+/.exec(each)?.[0] === name && wanted.every(label => each.includes(label)) && !each.startsWith('#'),
       )
-      // Other tests of the process leave series of their own.
+      // Other tests of the process leave series with other labels.
       return found.length === 0
         ? undefined
         : found.reduce((sum, line) => sum + Number(line.slice(line.lastIndexOf(' ') + 1)), 0)

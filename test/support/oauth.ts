@@ -47,7 +47,7 @@ export async function startFront(): Promise<Front> {
 
 export type OauthApp = TestApp & { front: Front; base: string }
 
-/** The application behind a front, whose address is BASE_URL. */
+/** The application with a front, whose address is BASE_URL. */
 export async function startOauthApp(
   options: Parameters<typeof startApp>[0] & { front?: Front } = {},
 ): Promise<OauthApp> {
@@ -135,7 +135,7 @@ export async function approve(
   return resume(browser, decided.body.redirect_to)
 }
 
-/** Follows the steps of the library behind consent, as a browser submits its forms; returns the redirect to the client. */
+/** Follows the steps of the library after consent, as a browser submits its forms; returns the redirect to the client. */
 export async function resume(browser: Browser, redirectTo: string): Promise<URL> {
   let response = await browser.send(redirectTo)
   for (let steps = 0; steps < 5; steps++) {

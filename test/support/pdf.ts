@@ -69,7 +69,7 @@ export function pdf(
   )
 }
 
-/** A PDF of 100,000 pages that takes its reader a minute: every page is looked for from the start of the tree. */
+/** A PDF of 100,000 pages that takes its reader a minute: every page is searched from the start of the tree. */
 export const slowPdf = (): Buffer =>
   pdfOf([
     '<< /Type /Catalog /Pages 2 0 R >>',
@@ -81,7 +81,7 @@ export const slowPdf = (): Buffer =>
 
 /**
  * A PDF of one page in a font that is not embedded and has no map to Unicode: the codes mean what the predefined
- * character map `encoding` says, and its glyphs are those of the Adobe character collection `ordering`.
+ * character map `encoding` says, and its glyphs belong to the Adobe character collection `ordering`.
  */
 export const cidPdf = (encoding: string, ordering: string, codes: Buffer): Buffer =>
   pdfOf([
@@ -98,7 +98,7 @@ export const cidPdf = (encoding: string, ordering: string, codes: Buffer): Buffe
 
 /** The content stream of a page with this text in font F1. */
 export function pdfContent(text: string, compress = false): PdfStream {
-  if (/[^\n\x20-\x7e\xa0-\xff]/.test(text)) throw new Error('The PDF writer knows Latin-1 text only')
+  if (/[^\n\x20-\x7e\xa0-\xff]/.test(text)) throw new Error('The PDF writer writes Latin-1 text only')
   const lines = text.split('\n').map(line => `(${line.replaceAll(/[\\()]/g, '\\$&')}) Tj`)
   const data = Buffer.from(text ? `BT /F1 12 Tf 14 TL 50 790 Td ${lines.join(' T* ')} ET` : '', 'latin1')
   return compress ? { dictionary: '/Filter /FlateDecode', data: deflateSync(data) } : { dictionary: '', data }

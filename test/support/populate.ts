@@ -11,6 +11,7 @@ import { insertClient, insertGrant } from '#identity/grants/store.ts'
 import { eventually, type TestApp } from './app.ts'
 import { propose } from './approvals.ts'
 import { createBody, type Described, describedOperations, type Ids, randomOf, withoutSharing } from './fuzz.ts'
+import { postedBy } from './replies.ts'
 
 type Json = Record<string, any>
 
@@ -32,16 +33,12 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   const described = new Map(describedOperations(document).map(each => [each.id, each]))
   const random = randomOf(1)
   const ids: Ids = { own: {}, foreign: {}, messages: [] }
-  const send = async (path: string, body?: object) => {
-    const made = await app.admin.post(path, body)
-    assert.ok(made.status < 300, `${path} ${JSON.stringify(body)} ${JSON.stringify(made.body)}`)
-    return made.body
-  }
+  const send = (path: string, body?: object) => postedBy(app.admin, path, body)
   const creates = operations
     .all()
     .filter(({ shape, path, answers }) => shape === 'create' && 201 in answers && !path.includes('{'))
     .filter(({ consumes }) => consumes.includes(JSON_TYPE))
-  // What is shared is shared with another project.
+  // A shared resource is shared with another project.
   const guest = (await send('/projects', { name: 'guest' })).id
   ids.foreign.proj = [guest]
   // What a create refers to may come after it, and a body chosen at random may be refused for what a schema cannot say.
@@ -63,7 +60,7 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
     with settled as (delete from formation_attempts where formation_id = ${one('form')} returning id),
       operation as (update formation_operations set status = 'succeeded' where id in (select id from settled))
     update formations set status = 'active' where id = ${one('form')} returning id`)
-  // What comes to be by other operations than a create.
+  // Rows created by other operations than a create.
   ids.own.trg_fire = [(await send(`/triggers/${one('trg')}/fire?wait=false`)).id]
   ids.own.whd = [(await send(`/webhooks/${one('wh')}/test`)).id]
   ids.own.trg_fire = [(await send(`/triggers/${one('trg')}/fire`, { wait: false })).id]
@@ -95,10 +92,10 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   const action = { action: 'list-tools', project_id }
   const calling = { type: 'platform', actions: ['list-tools'], preset_parameters: action, guardrail_ids: [rule.id] }
   await send(`/tools/${(await send('/tools', { project_id, name: 'guarded', ...calling })).id}/call`)
-  // What guardrails said is written beside the call.
+  // Verdicts of guardrails are written with the call.
   const said = `/guardrail-evaluations?guardrail_id=${rule.id}`
   ids.own.gev = [(await eventually(async () => (await app.admin.get(said)).body.data[0])).id]
-  // So is what it used.
+  // So is its usage.
   const used = `/usage/events?project_id=${project_id}`
   ids.own.ue = [(await eventually(async () => (await app.admin.get(used)).body.data[0])).id]
 
@@ -163,7 +160,7 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
 /** The chain of a turn that another carries on. */
 async function chainOf({ services }: TestApp, initiatorId: string): Promise<string> {
   const initiator = await generationKind.find(services.pool, initiatorId)
-  if (!initiator) throw new Error('there is no such turn')
+  if (!initiator) throw new Error('turn not found')
   const { project_id, agent_id, authority } = initiator
   const turn = { project_id, agent_id, authority, streamed: false, shape: 'agent' as const }
   await services.write(tx =>

@@ -28,7 +28,7 @@ export function serverUrl(): Promise<string> {
 }
 
 /**
- * Where servers keep their data: in memory where there is room, because the thousand files of a database take a disk's file
+ * Where servers keep their data: in memory if there is enough, because the thousand files of a database take a disk's file
  * system a second of processor time and memory a fiftieth of that.
  */
 function serverHome(): string {
@@ -106,8 +106,8 @@ export async function cloneTemplate(
 }
 
 /**
- * The names of the migrated template databases, created when the server does not have them. The names carry what they
- * were made of, so that a server which outlives a change of the migrations never hands out a stale copy.
+ * The names of the migrated template databases, created when the server does not have them. The names carry a hash of their
+ * sources, so that a server which outlives a change of the migrations never hands out a stale copy.
  */
 async function migratedTemplates(): Promise<{ empty: string; admin: string }> {
   // Imported late: the test command takes its server from here and must run when the application does not load.
@@ -123,7 +123,7 @@ async function migratedTemplates(): Promise<{ empty: string; admin: string }> {
   const empty = `muster_template_${templateHash(declared)}`
   const admin = `${empty}_admin`
   await administer(async client => {
-    // Test processes start at once: one builds, the others wait here. The lock ends with the connection.
+    // Test processes start together: one builds, the others wait here. The lock ends with the connection.
     await client.query(`select pg_advisory_lock(hashtext('muster_template'))`)
     const build = async (name: string, from: string, fill: (url: string) => Promise<unknown>) => {
       const found = await client.query('select 1 from pg_database where datname = $1', [name])
@@ -184,7 +184,7 @@ async function administer<T>(work: (client: Administrator) => Promise<T>): Promi
   const client = new pg.Client({ connectionString: await serverUrl(), connectionTimeoutMillis: 10_000 })
   await client.connect()
   try {
-    // With a callback of its own a statement is not watched for silence: copying a database may take long.
+    // With a separate callback a statement is not watched for silence: copying a database may take long.
     return await work({
       query: (text, values = []) =>
         new Promise((resolve, reject) => {

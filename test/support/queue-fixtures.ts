@@ -26,7 +26,7 @@ export const fragile = workQueue('test-fragile', {
   retry: { limit: 1, delaySeconds: 0, backoff: false },
 })
 
-/** Of messages that a schedule sends anew. */
+/** Of messages that a schedule sends again. */
 export const recurring = workQueue('test-recurring', {
   message: entity,
   concern: 'test',

@@ -9,14 +9,14 @@ export type Receiver = {
   port: number
   /** In the order they came. */
   requests: Received[]
-  /** Requests that were being answered at once, at most. */
+  /** Requests that were being answered concurrently, at most. */
   most: number
   /** What every request gets from now on; a number is a status. */
   answer: number | ((request: Received, response: ServerResponse) => unknown)
   close(): Promise<void>
 }
 
-/** A receiver of webhooks on 127.0.0.1 that answers 200 until told otherwise. */
+/** A receiver of webhooks on 127.0.0.1 that answers 200 by default. */
 export async function startReceiver(answer: Receiver['answer'] = 200): Promise<Receiver> {
   let inFlight = 0
   const server = createServer((request, response) => {

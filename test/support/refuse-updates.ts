@@ -2,13 +2,13 @@ import { rawQuery, sql } from '#core/db/sql.ts'
 import { eventually, type TestApp } from './app.ts'
 
 type Refusing = {
-  /** SQLSTATE of the refusal; default that of `raise exception`. */
+  /** SQLSTATE of the refusal; default the SQLSTATE of `raise exception`. */
   state?: string
 }
 
 /**
- * Has the database refuse updates of a table, of rows for which a condition over `old` and `new` holds, while work goes on.
- * `refused` waits for so many refusals.
+ * Has the database refuse updates of a table, of rows for which a condition over `old` and `new` holds, during work.
+ * `refused` waits for a number of refusals.
  */
 export async function refusingUpdates(
   { pool }: Pick<TestApp['services'], 'pool'>,

@@ -3,7 +3,7 @@ import net, { type AddressInfo, type Socket } from 'node:net'
 export type ResettingProxy = {
   /** `databaseUrl` with the proxy's address in place of the server's. */
   url: string
-  /** Whether connections that come are reset at once. */
+  /** Whether connections that come are reset immediately. */
   refuse: boolean
   /** Resets one connection at random; false when there is none. */
   resetOne(): boolean
@@ -14,7 +14,7 @@ export type ResettingProxy = {
   close(): Promise<void>
 }
 
-/** Stands between processes and PostgreSQL, and resets their connections as a broken network does: RST, not FIN. */
+/** Sits between processes and PostgreSQL, and resets their connections as a broken network does: RST, not FIN. */
 export async function startResettingProxy(databaseUrl: string): Promise<ResettingProxy> {
   const target = new URL(databaseUrl)
   const pairs = new Set<[Socket, Socket]>()

@@ -4,7 +4,7 @@ import type { AddressInfo } from 'node:net'
 
 type Upload = { key: string; parts: Map<number, Buffer> }
 
-/** What the store answers instead of doing what it is asked to. */
+/** What the store answers instead of doing the request. */
 export type Refusal = { status: number; code: string }
 
 export type S3 = {
@@ -29,7 +29,7 @@ const etag = (bytes: Buffer) => `"${createHash('md5').update(bytes).digest('hex'
 const encoded = (text: string) =>
   encodeURIComponent(text).replaceAll(/[!'()*]/g, char => `%${char.charCodeAt(0).toString(16).toUpperCase()}`)
 
-/** What is wrong with the signature of a request (AWS Signature Version 4); null when it is right. */
+/** The problem of the signature of a request (AWS Signature Version 4); null when it is valid. */
 function signatureProblem(req: IncomingMessage, url: URL, body: Buffer, accessKeyId: string, secret: string) {
   const match =
     /^AWS4-HMAC-SHA256 Credential=([^/]+)\/(\d{8})\/([^/]+)\/s3\/aws4_request, SignedHeaders=([^,]+), Signature=([0-9a-f]{64})$/.exec(

@@ -4,7 +4,7 @@ export type SilentProxy = {
   /** `databaseUrl` with the proxy's address in place of the server's. */
   url: string
   /**
-   * Swallows from now on what passes on some of the connections, in both directions and for good: no FIN and no RST either.
+   * Swallows from now on data on some of the connections, in both directions and permanently: no FIN and no RST either.
    * With `newToo`, new connections are accepted and swallowed too, until `restore`.
    */
   silence(which: 'all' | 'half' | 'one' | 'all but listening', newToo: boolean): void
@@ -37,7 +37,7 @@ export const claimsMessages =
     /update pgboss\.job_common j\s+set state = 'active'/.test(sent) &&
     sent.includes(`\0\0\0${String.fromCharCode(queue.length)}${queue}`)
 
-/** Stands between processes and PostgreSQL, and forgets their connections as a firewall or a lost host does. */
+/** Sits between processes and PostgreSQL, and forgets their connections as a firewall or a lost host does. */
 export async function startSilentProxy(databaseUrl: string): Promise<SilentProxy> {
   const target = new URL(databaseUrl)
   const pairs = new Set<Pair>()

@@ -1,5 +1,5 @@
 /**
- * Returns the statements that every round sent, each as often as in the round that sent it least: those of the work of a
+ * Returns the statements that every round sent, each as often as in the round that sent it least: statements of the work of a
  * round, without reads of caches that expired and without polls, of which a slow round meets more.
  */
 export function statementsOfEach(rounds: readonly (readonly string[])[]): string[] {

@@ -1,11 +1,11 @@
 import type { Client, TestApp } from './app.ts'
 import { client } from './app.ts'
 
-/** Projects beside each other, for what one of them may cost another. Calls go to the web process at `url`. */
+/** Projects next to each other, for the cost of one for another. Calls go to the web process at `url`. */
 export type Tenant = {
   project: string
   key: Client
-  /** Asks for a turn whose model takes `ms`; returns when it is queued, or with `wait` when it is done. */
+  /** Requests a turn whose model takes `ms`; returns when it is queued, or with `wait` when it is done. */
   ask(ms: number, wait?: boolean): Promise<void>
   /** Subscribes an address to the project's events. */
   subscribe(url: string): Promise<void>

@@ -7,7 +7,7 @@ import { toolRunner } from '#execution/tools/runner.ts'
 import { modules } from '#modules.ts'
 import type { TestApp } from './app.ts'
 
-/** A call that a tool got: what it was sent, and with which headers. */
+/** A call that a tool got: its body, and with which headers. */
 export type ToolRequest = { input: any; headers: IncomingHttpHeaders; signal: AbortSignal }
 
 /** What a tool answers: a value with 200, a status with a value, or a function that does it itself. */
@@ -16,24 +16,24 @@ type Answer = { status?: number; body: unknown } | ((request: ToolRequest, respo
 export type TestTools = {
   /** Makes a tool of a project and answers its id. */
   add(app: Pick<TestApp, 'services'>, projectId: string, type?: ToolType): Promise<string>
-  /** Takes a tool away, as the end of a share does: nothing asks what names it. */
+  /** Takes a tool away, as the end of a share does: without a check of references. */
   remove(app: Pick<TestApp, 'services'>, id: string): Promise<void>
   /** Where a tool is called. */
   url(id: string): string
-  /** What a tool answers from now on; `{ body: 'text' }` until told. */
+  /** The answer of a tool from now on; `{ body: 'text' }` by default. */
   answer(id: string, answer: Answer): void
   /** Every call of a tool ends in a fault of the platform's own from now on. */
   break(id: string, message: string): void
   /** Calls of a tool in the order they came. */
   calls(id: string): ToolRequest[]
-  /** What content handed to the runner of tools, beside the input. */
+  /** The arguments that content passed to the runner of tools, next to the input. */
   handed: { tool_id: string; action: string | null; principal: unknown; timeout_ms: number }[]
   close(): Promise<void>
 }
 
 /**
- * Http tools of the product, each with an address of its own on a server of the test. The runner that content calls is the
- * product's; what it is handed is noted on the way.
+ * Http tools of the product, each with a separate address on a server of the test. The runner that content calls is the
+ * product's; its arguments are recorded.
  */
 export async function startTools(): Promise<TestTools> {
   const tools = new Map<string, { answer: Answer; calls: ToolRequest[] }>()

@@ -2,7 +2,7 @@ import { newId } from '#core/base/ids.ts'
 import { sql } from '#core/db/sql.ts'
 import type { TestApp } from './app.ts'
 
-/** A model call of 100 and 50 tokens; `cost` is that of its input, null for no price. */
+/** A model call of 100 and 50 tokens; `cost` is the cost of its input, null for no price. */
 export function tokenUse({
   cost,
   input = 100,

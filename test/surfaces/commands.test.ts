@@ -6,14 +6,14 @@ import { type Operation, operations } from '#core/api/operation.ts'
 import { loadModules } from '#core/modules/module.ts'
 import { modules } from '#modules.ts'
 
-/** What is called with a token in its path, by machines. */
+/** Operations called with a token in its path, by machines. */
 const WITHOUT = ['callOrchestrationRunHook', 'callTriggerHook', 'completeIngestionCallback', 'uploadFileWithToken']
 
 describe('commands', () => {
   before(() => loadModules(modules))
   after(() => loadModules(modules))
 
-  it('are those of commands.txt, one line an operation: a line is never changed or dropped', () => {
+  it('are listed in commands.txt, one line an operation: a line is never changed or dropped', () => {
     const kept = readFileSync(path.join(import.meta.dirname, 'commands.txt'), 'utf8')
       .trim()
       .split('\n')
@@ -21,7 +21,7 @@ describe('commands', () => {
     assert.deepEqual(now.toSorted(), kept.toSorted())
   })
 
-  it('belong to every operation but those of machines with tokens', () => {
+  it('belong to every operation except machine endpoints with tokens', () => {
     const named = new Set(workerCommands.all().map(({ id }) => id))
     const without = operations.all().filter(({ id }) => !named.has(id))
     assert.deepEqual(without.map(({ id }) => id).sort(), WITHOUT)

@@ -19,9 +19,10 @@ import { eventTypes } from '#core/writes/events.ts'
 import { program } from '#operator/program.ts'
 import { OWN_COMMANDS } from '../../cli/src/own-commands.ts'
 import { Muster } from '../../client/dist/index.js'
-import { startApp, type TestApp } from '../support/app.ts'
+import { startApp } from '../support/app.ts'
 import { openPage, startChromium, type Watched } from '../support/chromium.ts'
 import { populate } from '../support/populate.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
 type Sample = { lang: string; label: string; source: string }
@@ -96,7 +97,7 @@ const FLAGS_WITHOUT_FIELD = ['--file', '--output', '--clear', '--body']
 
 describe('the documentation', function () {
   this.timeout(120_000)
-  let app: TestApp
+  const app = forSuite(() => startApp({ env: { BASE_URL: 'https://muster.example', SYNC_WAIT_SECONDS: '1' } }))
   let document: Json
   const files = new Map<string, File>()
 
@@ -121,14 +122,12 @@ describe('the documentation', function () {
   let pages: string[]
 
   before(async () => {
-    app = await startApp({ env: { BASE_URL: 'https://muster.example', SYNC_WAIT_SECONDS: '1' } })
     document = JSON.parse((await get('/docs/openapi.json')).text)
     const start = await get('/docs')
     pages = ['/docs', ...new Set(linksOf(start.text).filter(link => /^\/docs\/(?!.*\.md$)/.test(link)))].filter(
       path => path !== '/docs/reference',
     )
   })
-  after(() => app?.close())
 
   const samplesOf = (): Documented[] =>
     Object.entries(document.paths as Record<string, Record<string, Json>>).flatMap(([path, methods]) =>
@@ -357,7 +356,7 @@ describe('the documentation', function () {
       const request = requests[0]
       assert.ok(request, `${name}: ${typescript}`)
       assert.deepEqual([request.method, request.url.pathname], [method.toUpperCase(), url.pathname], name)
-      // The client asks for whole pages.
+      // The client requests whole pages.
       for (const key of ['limit', 'offset']) request.url.searchParams.delete(key)
       assert.equal(request.url.search, url.search, name)
       if (sent !== undefined) assert.deepEqual(request.body ?? {}, sent, `${name}: ${typescript}`)

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { parseExactJson } from '#core/base/exact-json.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { postedBy } from '../support/replies.ts'
 import type { Plan } from '../support/vendors/plan.ts'
 import { profiles, providerFields } from '../support/vendors/profiles.ts'
 import { type Recorded, type Simulators, startSimulators } from '../support/vendors/server.ts'
@@ -41,11 +42,7 @@ describe('answers of vendors', () => {
   })
   after(() => Promise.all([app?.close(), simulators?.close(), tools?.close()]))
 
-  const made = async (path: string, body: object) => {
-    const reply = await key.post(path, body)
-    assert.ok(reply.status < 300, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (path: string, body: object) => postedBy(key, path, body)
 
   /** A provider with its own lane at a simulator. */
   const vendor = async (profile: string) => {
@@ -105,7 +102,7 @@ describe('answers of vendors', () => {
       assert.doesNotMatch(sent(), /Break in|I cannot/)
     })
 
-    it('are asked again with their message as long as no other follows', async () => {
+    it('are sent again with their message as long as no other follows', async () => {
       const [first, second] = [await vendor('anthropic'), await vendor('openai responses')]
       const { id } = await made('/conversations', {})
       const asks = (agent_id: string) => made(`/conversations/${id}/generate?wait=true`, { agent_id })
@@ -565,7 +562,7 @@ describe('answers of vendors', () => {
       assert.equal(calls().at(-1)!.body.temperature, 0.5)
     })
 
-    it('and to JSON and reasoning efforts are asked for as each vendor takes them', async () => {
+    it('and to JSON and reasoning efforts are requested as each vendor takes them', async () => {
       const effort: Record<string, (body: any) => unknown> = {
         'openai responses': body => body.reasoning?.effort,
         'openai chat': body => body.reasoning_effort,

@@ -39,7 +39,7 @@ describe('prompt caching', function () {
     await Promise.all([app?.close(), simulators?.close()])
   })
 
-  /** An agent of a provider of its own, whose calls have a lane of their own. */
+  /** An agent of a separate provider, whose calls have a separate lane. */
   const agentWith = async (fields: object, model?: string) => {
     const lane = `lane-${++lanes}`
     const secret = await app.admin.post('/secrets', { project_id: app.projectId, name: lane, value: lane })
@@ -84,7 +84,7 @@ describe('prompt caching', function () {
     assert.ok(uncached > 3 * cached, `${cached} tokens, ${uncached} without caching`)
   })
 
-  it('asks for an hour where the agent does, at four places at most', async () => {
+  it('requests an hour where the agent does, at four places at most', async () => {
     const { agent, lane } = await agentWith({
       tool_bindings: [look()],
       instructions: 'Look around.',
@@ -97,7 +97,7 @@ describe('prompt caching', function () {
     assert.deepEqual([marks(first!), marks(second!)], [3, 4])
   })
 
-  it('is asked of no model without tools by default', async () => {
+  it('is requested from no model without tools by default', async () => {
     const { agent, lane } = await agentWith({ instructions: 'Answer.' })
     simulators.plan(lane, { text: 'fine' })
     await app.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'Hello' })

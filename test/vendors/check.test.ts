@@ -4,6 +4,7 @@ import { User } from '../cli/support.ts'
 import { type Client, client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { runWeb } from '../support/hosts.ts'
 import { GARBAGE_FLAGS, startProcess, type TestProcess } from '../support/processes.ts'
+import { postedBy } from '../support/replies.ts'
 import type { Reply } from '../support/vendors/plan.ts'
 import { laneOf, type Profile, processSettings, profiles, providerFields } from '../support/vendors/profiles.ts'
 import type { Call } from '../support/vendors/rules.ts'
@@ -42,11 +43,7 @@ describe('checks of providers by capabilities', function () {
   let web: TestProcess
   /** Returns a key that may only do this with providers. */
   let narrow: (actions: string[]) => Promise<Client>
-  const made = async (path: string, body: object): Promise<Json> => {
-    const reply = await key.post(path, body)
-    assert.ok(reply.status < 300, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (path: string, body: object): Promise<Json> => postedBy(key, path, body)
   const providerOf = async (profile: Profile, fields: object = {}, lane = laneOf(profile)): Promise<string> => {
     const secret = await made('/secrets', { name: lane, value: lane })
     const made_ = await made('/ai-providers', {
@@ -298,7 +295,7 @@ describe('checks of providers by capabilities', function () {
     })
     after(() => worker?.kill('SIGTERM'))
 
-    it('are those of turns too, hold in other processes, and end after a day', async () => {
+    it('apply to turns too, hold in other processes, and end after a day', async () => {
       assert.deepEqual(await turn(), [true, false])
       const [finding] = await eventually(async () => {
         const { findings } = await profileOf(id)
@@ -316,7 +313,7 @@ describe('checks of providers by capabilities', function () {
       assert.deepEqual(await turn(), [true, false])
     })
 
-    it('are dropped in all processes by a reset and by a change of what they depend on', async () => {
+    it('are dropped in all processes by a reset and by a change of their provider', async () => {
       await turn()
       assert.equal((await key.delete(`/ai-providers/${id}/profile`)).status, 204)
       assert.deepEqual(await profileOf(id), { findings: [], last_check: null })
@@ -334,7 +331,7 @@ describe('checks of providers by capabilities', function () {
       }
     })
 
-    it('are replaced by those of the next check of the model', async () => {
+    it('are replaced by the findings of the next check of the model', async () => {
       await turn()
       simulators.plan(lane, capable)
       assert.equal((await check(id)).status, 200)

@@ -1,12 +1,13 @@
 import assert from 'node:assert/strict'
-import { EVAL_ACTIONS, type EvalApp, item, startEvalApp } from '../evaluation/support.ts'
+import { EVAL_ACTIONS, item, startEvalApp } from '../evaluation/support.ts'
 import { eventually } from '../support/app.ts'
 import { begin, finish, json, refuse, startScriptedVendor, type VendorCall } from '../support/scripted-vendor.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
 
 const ACTIONS = [...EVAL_ACTIONS, 'conversations:*', 'memories:*', 'sessions:*']
-/** Tokens that the model thinks before each answer, unless it is told to leave it off. */
+/** Tokens that the model thinks before each answer, unless switched off. */
 const THOUGHTS = 6000
 
 /**
@@ -35,18 +36,9 @@ function thinker({ response, body }: VendorCall, text: string, canStop: boolean)
 
 describe('helpers by a model that thinks first', function () {
   this.timeout(60_000)
-  let app: EvalApp
-  let vendor: Awaited<ReturnType<typeof startScriptedVendor>>
+  const vendor = forSuite(startScriptedVendor)
+  const app = forSuite(() => startEvalApp({ actions: ACTIONS }))
   let provider: string
-
-  before(async () => {
-    vendor = await startScriptedVendor()
-    app = await startEvalApp({ actions: ACTIONS })
-  })
-  after(async () => {
-    vendor?.close()
-    await app?.close()
-  })
   beforeEach(async () => {
     // What a model refuses is remembered per provider.
     const made = await app.admin.post('/ai-providers', {

@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict'
 import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
-import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
+import { createdBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
 type Answer = { status?: number; body: unknown }
@@ -42,15 +44,13 @@ async function startVendor() {
 
 describe('providers that several callers share', function () {
   this.timeout(60_000)
-  let app: TestApp
-  let vendor: Awaited<ReturnType<typeof startVendor>>
+  const vendor = forSuite(startVendor)
+  const app = forSuite(() => startApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
   let key: Client
   /** May complete, and neither read nor change the provider. */
   let narrow: Client
 
   before(async () => {
-    vendor = await startVendor()
-    app = await startApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
     const project = await app.projectWith(['ai-providers:*', 'chats:*', 'secrets:*', 'usage:*'])
     key = project.key
     const statement = [{ effect: 'Allow', action: ['chats:CreateChatCompletion'], resource: ['*'] }]
@@ -58,25 +58,20 @@ describe('providers that several callers share', function () {
     const made = await app.admin.post('/project-keys', { project_id: project.id, policy_ids: [policy.body.id] })
     narrow = app.as(made.body.secret)
   })
-  after(async () => {
-    await app?.close()
-    vendor?.close()
-  })
   beforeEach(() => {
     vendor.answer = () => ({ body: COMPLETION })
   })
 
-  const providerOf = async (fields: object = {}): Promise<string> => {
-    const made = await key.post('/ai-providers', {
-      name: 'shared',
-      provider: 'custom',
-      default_model: 'm',
-      base_url: vendor.url,
-      ...fields,
-    })
-    assert.equal(made.status, 201, JSON.stringify(made.body))
-    return made.body.id
-  }
+  const providerOf = async (fields: object = {}): Promise<string> =>
+    (
+      await createdBy(key, '/ai-providers', {
+        name: 'shared',
+        provider: 'custom',
+        default_model: 'm',
+        base_url: vendor.url,
+        ...fields,
+      })
+    ).id
   const complete = (by: Client, id: string, fields: object): Promise<{ status: number; body: Json }> =>
     by.post('//openai/v1/chat/completions', {
       model: `${id}/m`,
@@ -241,7 +236,7 @@ describe('providers that several callers share', function () {
     assert.deepEqual(last_check?.checks, body.checks)
   })
 
-  it('estimate a check at the prices of its own prompts', async () => {
+  it('estimate a check at the prices of its prompts', async () => {
     const id = await providerOf()
     const price = { model: 'm', component: 'input_tokens', unit: 'token', effective_from: '2026-01-01' }
     const prices = [

@@ -188,7 +188,7 @@ describe('images for vendors', function () {
   }
 
   for (const vendor of VENDORS)
-    it(`${vendor}: images are scaled and converted to what it takes`, async () => {
+    it(`${vendor}: images are scaled and converted to an accepted format`, async () => {
       const files = [
         ['image/png', await striped(9000, 40).png().toBuffer()],
         [
@@ -356,7 +356,7 @@ describe('images for vendors', function () {
       assert.ok(left[at].includes(reason), left[at])
     }
     host.close()
-    // Decoders of images run in processes of their own.
+    // Decoders of images run in separate processes.
     assert.ok(!readFileSync(`/proc/${worker.pid}/maps`, 'utf8').includes('libvips'))
   })
 

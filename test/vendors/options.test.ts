@@ -13,6 +13,7 @@ import {
 } from '#execution/providers/options/provider-options.ts'
 import { type OptionSchema, snakeCase } from '#execution/providers/options/schema.ts'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { postedBy } from '../support/replies.ts'
 import { installedOptionSchemas } from '../support/vendors/option-schemas.ts'
 import type { Plan } from '../support/vendors/plan.ts'
 import { profiles, providerFields } from '../support/vendors/profiles.ts'
@@ -91,11 +92,7 @@ describe('options of vendors', () => {
   })
   after(() => Promise.all([app?.close(), simulators?.close(), tools?.close()]))
 
-  const made = async (at: string, body: object) => {
-    const reply = await key.post(at, body)
-    assert.ok(reply.status < 300, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (at: string, body: object) => postedBy(key, at, body)
 
   /** An agent whose provider has its own lane at a simulator. */
   const agentOf = async (profile: string, fields: object = {}, config: object = {}, more: object = {}) => {
@@ -124,7 +121,7 @@ describe('options of vendors', () => {
 
   const transcript = async (id: string) => (await key.get(`/generations/${id}/transcript`)).body
 
-  it('are those of the installed packages, also on the page of the vendors', async () => {
+  it('match the installed packages, also on the page of the vendors', async () => {
     const schemas = await installedOptionSchemas()
     const page = readFileSync(PAGE, 'utf8')
     if (process.env.RECORD_OPTIONS) {

@@ -3,7 +3,7 @@ import { sign } from '../support/vendors/signatures.ts'
 /** Changes a request so that it breaks a rule. A text that it returns is the path of the request. */
 type Break = (body: any, answer: any) => unknown
 
-/** A vendor's requests: one that it accepts, and for each rule one that it refuses. */
+/** A vendor's requests: an accepted one, and for each rule a refused one. */
 export type Requests = { path: string; fits: any; breaks: Record<string, Break> }
 
 const SCHEMA = { type: 'object', properties: { city: { type: 'string' } } }

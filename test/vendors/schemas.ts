@@ -1,5 +1,5 @@
 /**
- * Schemas of arguments as tools of the world have them, by what is odd about each: written from the facts of generators (zod,
+ * Schemas of arguments as tools of the world have them, by the oddity of each: written from the facts of generators (zod,
  * pydantic, OpenAPI, Go, Java, C#), of servers of MCP, and of people.
  */
 

@@ -8,8 +8,9 @@ import { createOpenAICompatible } from '@ai-sdk/openai-compatible'
 import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4Content } from '@ai-sdk/provider'
 import { createXai } from '@ai-sdk/xai'
 import { DIALECTS } from '#execution/providers/model.ts'
+import { forSuite } from '../support/suite.ts'
 import { embeddingRules } from '../support/vendors/embeddings.ts'
-import { simulators as all, type Simulators, startSimulators } from '../support/vendors/server.ts'
+import { simulators as all, startSimulators } from '../support/vendors/server.ts'
 import { requests } from './requests.ts'
 
 const TOOL = {
@@ -83,14 +84,9 @@ async function streamed(model: LanguageModelV4, options: LanguageModelV4CallOpti
 }
 
 describe('simulators of vendors', () => {
-  let simulators: Simulators
+  const simulators = forSuite(startSimulators)
   let lanes = 0
   const lane = () => `ABSK-lane-${++lanes}`
-
-  before(async () => {
-    simulators = await startSimulators()
-  })
-  after(() => simulators?.close())
 
   const assertRefusal = (key: string, call: () => PromiseLike<unknown>, status: number) => {
     simulators.plan(key, { error: { status, message: 'not so' } })

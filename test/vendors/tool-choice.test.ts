@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { postedBy } from '../support/replies.ts'
 import { profiles, providerFields } from '../support/vendors/profiles.ts'
 import { type Simulators, startSimulators } from '../support/vendors/server.ts'
 import { startToolServer, type ToolServer } from './tool-server.ts'
@@ -26,11 +27,7 @@ describe('allowed tools', () => {
   })
   after(() => Promise.all([app?.close(), simulators?.close(), tools?.close()]))
 
-  const made = async (at: string, body: object) => {
-    const reply = await key.post(at, body)
-    assert.ok(reply.status < 300, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (at: string, body: object) => postedBy(key, at, body)
 
   const providerOf = async (profile: string) => {
     const lane = `choice-${++lanes}`

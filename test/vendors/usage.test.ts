@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { type Client, client, startApp, type TestApp } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { postedBy } from '../support/replies.ts'
 import type { Plan, Reply } from '../support/vendors/plan.ts'
 import { processSettings, profiles, providerFields } from '../support/vendors/profiles.ts'
 import { type Simulators, startSimulators } from '../support/vendors/server.ts'
@@ -121,7 +122,7 @@ const OF_TIER = { tier: 'priority', component: 'input_tokens', billionths: 1_750
 const costOf = (used: Record<string, number>, tier: string | null): number =>
   Object.entries(used).reduce((sum, [component, quantity]) => {
     if (component === 'reasoning_tokens') return sum
-    // Images have no price of their own.
+    // Images have no separate price.
     const priced = component === 'image_input_tokens' ? 'input_tokens' : component
     const each = tier === OF_TIER.tier && priced === OF_TIER.component ? OF_TIER.billionths : PRICES[priced]!
     return sum + quantity * each
@@ -164,11 +165,7 @@ describe('usage that vendors report', () => {
     await Promise.all([app?.close(), simulators?.close(), tools?.close()])
   })
 
-  const made = async (path: string, body: object) => {
-    const reply = await key.post(path, body)
-    assert.ok(reply.status < 300, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (path: string, body: object) => postedBy(key, path, body)
 
   /** A provider with its own lane at a simulator. */
   const vendor = async (name: string) => {

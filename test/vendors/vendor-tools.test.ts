@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { postedBy } from '../support/replies.ts'
 import type { Plan } from '../support/vendors/plan.ts'
 import { profiles, providerFields } from '../support/vendors/profiles.ts'
 import { type Simulators, startSimulators } from '../support/vendors/server.ts'
@@ -38,11 +39,7 @@ describe('tools of vendors', () => {
   })
   after(() => Promise.all([app?.close(), simulators?.close(), tools?.close()]))
 
-  const made = async (at: string, body: object) => {
-    const reply = await key.post(at, body)
-    assert.ok(reply.status < 300, JSON.stringify(reply.body))
-    return reply.body
-  }
+  const made = (at: string, body: object) => postedBy(key, at, body)
 
   const providerOf = async (profile: string, more: object = {}) => {
     const lane = `hosted-${++lanes}`
@@ -104,7 +101,7 @@ describe('tools of vendors', () => {
     ['groq', SEARCH, [{ type: 'browser_search' }], CITED],
   ]
   for (const [profile, vendor_tools, sent, annotation] of offers)
-    it(`of ${profile} are offered, and the answer has what it cites`, async () => {
+    it(`of ${profile} are offered, and the answer has the citations`, async () => {
       const provider = await providerOf(profile)
       const agent = await agentOf(provider.id, { vendor_tools })
       provider.plan(ANSWER)
@@ -139,7 +136,7 @@ describe('tools of vendors', () => {
     })
 
   for (const profile of ['anthropic', 'openai responses', 'google'])
-    it(`of ${profile} stand beside the tools of the agent, whose calls alone are made here`, async () => {
+    it(`of ${profile} are added to the tools of the agent, whose calls alone are made here`, async () => {
       const provider = await providerOf(profile)
       const path = `beside-${lanes}`
       const agent = await agentOf(provider.id, {

@@ -1,12 +1,13 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
 import { RUN_ACTIONS } from '../automation/fixtures.ts'
-import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
+import { startAgentApp } from '../execution/fixtures.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess } from '../support/processes.ts'
-import { type Receiver, startReceiver } from '../support/receiver.ts'
+import { startReceiver } from '../support/receiver.ts'
+import { forSuite } from '../support/suite.ts'
 
-/** Short leases, and slots for all messages at once. */
+/** Short leases, and slots for all messages together. */
 const FAST = {
   GENERATION_LEASE_SECONDS: '2',
   GENERATION_SWEEP_SECONDS: '1',
@@ -22,23 +23,17 @@ const NEIGHBOURS = 5
 
 describe('work that kills its workers', function () {
   this.timeout(180_000)
-  let app: AgentApp
+  const app = forSuite(() => startAgentApp({ workers: [], actions: [...RUN_ACTIONS, 'webhooks:*', 'actors:*'] }))
+  const receiver = forSuite(startReceiver)
   let agent: string
   let graph: string
-  let receiver: Receiver
 
   before(async () => {
-    app = await startAgentApp({ workers: [], actions: [...RUN_ACTIONS, 'webhooks:*', 'actors:*'] })
-    receiver = await startReceiver()
     agent = await app.agent()
     const nodes = [{ id: 'a', type: 'transform', expression: 1 }]
     const made = await app.key.post('/orchestrations', { name: 'g', nodes, edges: [] })
     assert.equal(made.status, 201, JSON.stringify(made.body))
     graph = made.body.id
-  })
-  after(async () => {
-    await receiver?.close()
-    await app?.close()
   })
 
   const startTurn = async () => {

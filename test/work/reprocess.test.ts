@@ -1,17 +1,13 @@
 import assert from 'node:assert/strict'
 import { sql } from '#core/db/sql.ts'
-import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { eventually, startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster, runWorker } from '../support/hosts.ts'
+import { forSuite } from '../support/suite.ts'
 
 describe('muster reprocess work', function () {
   this.timeout(60_000)
-  let app: TestApp
-
-  before(async () => {
-    app = await startApp()
-  })
-  after(() => app?.close())
+  const app = forSuite(startApp)
 
   const reprocess = (...args: string[]) =>
     muster(['reprocess', 'work', ...args, '--json'], testEnvironment(app.databaseUrl))

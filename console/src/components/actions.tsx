@@ -32,7 +32,7 @@ export function useAction<Input = void, Result = unknown>({
   })
 }
 
-/** The form of a dialog that asks whether an action runs. Its focus begins on the button that cancels. */
+/** The form of a dialog that confirms an action. Its focus begins on the button that cancels. */
 function Confirmation({
   text,
   action,
@@ -73,7 +73,7 @@ type Action = {
   onDone?: () => void
 }
 
-/** The content of a dialog that asks before an action runs. */
+/** The content of a dialog that confirms an action. */
 export function Question({
   text,
   label,

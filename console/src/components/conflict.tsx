@@ -2,7 +2,7 @@ import { Button, Group, Modal, SimpleGrid, Stack, Text } from '@mantine/core'
 import * as strings from '#strings.ts'
 import { Value } from './value.tsx'
 
-/** Shows what another person has saved meanwhile next to the own change, and asks which counts. */
+/** Shows what another person has saved meanwhile next to the own change, and offers both. */
 export function Conflict({
   title,
   theirs,

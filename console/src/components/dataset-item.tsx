@@ -8,7 +8,7 @@ import { FormButton, useAction } from './actions.tsx'
 import { useDatasetSelect } from './dataset-select.tsx'
 import { SubmitRow } from './schema-form.tsx'
 
-/** What becomes an item of a dataset. */
+/** The content of an item of a dataset. */
 type Item = { input: string; expected: string; metadata?: Record<string, unknown> }
 
 /** Saves a question with its expected output as an item of a dataset. */

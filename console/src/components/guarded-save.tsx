@@ -6,7 +6,7 @@ import type { Stale } from './actions.tsx'
 import { Conflict } from './conflict.tsx'
 import type { Values } from './schema-form.tsx'
 
-/** A record as it was read. */
+/** A record as read. */
 export type Read<Row> = { record: Row; etag: string | null }
 
 /** The fields of a record that differ from another one. */

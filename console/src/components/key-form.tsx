@@ -13,7 +13,7 @@ import { SecretOnce } from './secret.tsx'
 
 const DAY_MS = 86_400_000
 
-/** Choices of an expiry, with the one that a key has. */
+/** Choices of an expiry, with the current expiry of a key. */
 const expiryChoices = (current?: string | null) => [
   ...(current ? [{ value: current, label: new Date(current).toLocaleDateString() }] : []),
   ...[30, 90, 365].map(days => ({

@@ -27,7 +27,7 @@ type ListState<Row> = {
 
 /**
  * Reads the page of a list that the address names. `read` gets the filters and the bounds of the page; `pollMs` is the
- * interval in which the list is read again, which may depend on what it contains.
+ * interval in which the list is read again, which may depend on its content.
  */
 export function useList<Row>(
   key: readonly unknown[],

@@ -59,7 +59,7 @@ const components: Components = {
   table: ({ children }) => <Table withTableBorder>{children}</Table>,
 }
 
-/** Text of a model or a user as Markdown, without HTML and without images; what is costly to parse is shown as text. */
+/** Text of a model or a user as Markdown, without HTML and without images; costly texts are shown as text. */
 function Markdown({ text }: { text: string }) {
   if (isCostlyMarkdown(text)) return <Value value={text} label={strings.text} />
   return (

@@ -120,7 +120,7 @@ const entryOf = (input: Input, value: unknown): unknown => {
   return value ?? ''
 }
 
-/** The value of an entry: undefined for an empty one. Throws SyntaxError for what is not JSON. */
+/** The value of an entry: undefined for an empty one. Throws SyntaxError for invalid JSON. */
 function enteredOf(input: Input, entry: unknown): unknown {
   if (entry === '' || entry === null || (Array.isArray(entry) && entry.length === 0)) return undefined
   if (input === 'time') return new Date(entry as string).toISOString()
@@ -138,8 +138,8 @@ export const fieldLabel = (name: string): string => {
 }
 
 /**
- * A form of the fields of a JSON Schema, such as the body of an operation or the parameters of a tool. Submits what was
- * entered: of `initial` values only those that differ, with null for emptied ones; without, those that are not empty.
+ * A form of the fields of a JSON Schema, such as the body of an operation or the parameters of a tool. Submits the entered
+ * fields: of `initial` values only those that differ, with null for emptied ones; without, those that are not empty.
  */
 export function SchemaForm({
   schema,

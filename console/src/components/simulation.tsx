@@ -30,7 +30,7 @@ const texts = strings.policies
 /** The text of a policy that is not saved: null if it is not JSON. */
 type Unsaved = { document: PolicyDocument | null; policyId?: string }
 
-/** Asks what a request of a user or key would be answered, and which statement decides it. */
+/** Simulates a request of a user or key, and shows the statement that decides it. */
 export function Simulation({ projectId, unsaved }: { projectId: string; unsaved?: Unsaved }) {
   const isAllowed = usePermissions(projectId)
   const { data: me } = useMe()

@@ -45,7 +45,7 @@ export function Notice({
 /** Problems that an error lists; the others are in its details. */
 const LISTED_PROBLEMS = 20
 
-/** Explains an error, with what is needed to report it. */
+/** Explains an error, with the data for a report. */
 export function FailureAlert({
   error,
   title = strings.failed.action,

@@ -26,7 +26,7 @@ const GOOD: Look = { icon: IconCircleCheck, color: 'teal' }
 const DIFFERENT: Look = { icon: IconAlertCircle, color: 'orange' }
 const FAILED: Look = { icon: IconCircleX, color: 'red' }
 
-/** How states of records look: never by color alone. */
+/** Appearance of states of records: never by color alone. */
 const LOOKS: Record<string, Look> = {
   queued: QUEUED,
   running: BUSY,

@@ -2,7 +2,7 @@ import { Text } from '@mantine/core'
 import { memo } from 'react'
 import { visible } from './text.tsx'
 
-/** Length from which the next line begins a block of its own. */
+/** Length from which the next line begins a separate block. */
 const BLOCK = 500
 
 /** Splits a text into blocks of lines; a text that grows at its end changes the last block only. */

@@ -31,7 +31,7 @@ export default function Viewer({ text, label, onClose }: { text: string; label: 
   )
 }
 
-/** The lines in view of a text. A component of its own: its frame does not exist before the content of the dialog. */
+/** The lines in view of a text. A separate component: its frame does not exist before the content of the dialog. */
 function Lines({ text, label }: { text: string; label: string }) {
   const lines = useMemo(() => linesOf(text), [text])
   const [search, setSearch] = useState('')

@@ -65,7 +65,7 @@ export function definitionGraph(
 const isEqual = (one: { metadata?: unknown }, other: { metadata?: unknown }): boolean =>
   JSON.stringify({ ...one, metadata: undefined }) === JSON.stringify({ ...other, metadata: undefined })
 
-/** Returns the drawing of two versions at once: what was added, removed and changed between them. */
+/** Returns the drawing of two versions in one: additions, removals and changes between them. */
 export function comparedGraph(before: Definition, after: Definition): { nodes: GraphNode[]; edges: GraphEdge[] } {
   const merge = <Entry extends { metadata?: unknown }>(
     list: (of: Definition) => Entry[],

@@ -19,7 +19,7 @@ const DRAWN_NODES = 500
 const ROW_PX = 50
 
 /**
- * A graph beside the list of its nodes, which says the same for keyboard and screen reader. On a phone, where there are
+ * A graph next to the list of its nodes, which says the same for keyboard and screen reader. On a phone, where there are
  * too many nodes, and where the layout fails, the list alone; with `isBare` the graph alone where it can be drawn.
  */
 export function GraphPanel({

@@ -96,7 +96,7 @@ export function HumanForm({
   )
 }
 
-/** What the person is asked, with what the node shows for it. */
+/** The question to the person, with the data that the node shows for it. */
 export function Question({ action: { prompt, context } }: { action: RequiredAction }) {
   return (
     <>

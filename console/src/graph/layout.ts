@@ -1,7 +1,7 @@
 import { useQuery } from '@tanstack/react-query'
 import type { Layout, Shape } from './shape.ts'
 
-/** Time after which a layout is given up. */
+/** Time after which a layout is abandoned. */
 const LIMIT_MS = 10_000
 
 type Waiting = { resolve: (layout: Layout) => void; reject: (error: Error) => void }
@@ -22,7 +22,7 @@ function start(): Worker {
   return started
 }
 
-/** Ends the worker and what waits for it; the next layout starts another one. */
+/** Ends the worker and waiting layouts; the next layout starts another one. */
 function stop(reason: string): void {
   worker?.terminate()
   worker = undefined

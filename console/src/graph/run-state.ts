@@ -9,7 +9,7 @@ import { statusText } from '#components/status.tsx'
 import * as strings from '#strings.ts'
 import type { GraphEdge, GraphNode } from './graph.tsx'
 
-/** An attempt of a node; one that came by the stream has no input and output yet. */
+/** An attempt of a node; an attempt from the stream has no input and output yet. */
 export type Attempt = Omit<NodeExecution, 'input' | 'output'> & Partial<Pick<NodeExecution, 'input' | 'output'>>
 
 /** A run in the cache: the record, with attempts that the stream has changed since. */

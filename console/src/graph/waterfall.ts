@@ -32,7 +32,7 @@ export type WaterfallRow = {
   from: number
   /** Null while it runs. */
   to: number | null
-  /** Whether the times are those of the row itself, and not of the step around it. */
+  /** Whether the times belong to the row itself, and not of the step around it. */
   isExact: boolean
   tokens?: number
   cost?: number | null

@@ -52,7 +52,7 @@ function follow(projectId: string, cache: QueryClient, signal: AbortSignal): voi
   const setLive = (isLive: boolean) => {
     if (isLive) live.add(projectId)
     else live.delete(projectId)
-    // What came before the stream.
+    // Entries before the stream.
     if (isLive) markStale(ALL)
   }
   const post = (message: Message) => channel.postMessage(message)

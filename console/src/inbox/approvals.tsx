@@ -293,7 +293,7 @@ const isSameKind = (one: Approval, other: Approval): boolean =>
   one.proposed_action?.tool_name === other.proposed_action?.tool_name &&
   one.proposed_action?.action === other.proposed_action?.action
 
-/** Earlier decisions of the same kind, read when they are asked for. */
+/** Earlier decisions of the same kind, read on request. */
 function Decisions({ row }: { row: Approval }) {
   const [isOpen, setOpen] = useState(false)
   const decisions = useQuery<Approval[]>({

@@ -39,7 +39,7 @@ export function FormCard({ form }: { form: PendingForm }) {
   }
 }
 
-/** Frame of a form: what it is about, and the form when it is opened. */
+/** Frame of a form: its subject, and the form when it is opened. */
 function FormFrame({
   form: { kind, until, since },
   title,
@@ -418,7 +418,7 @@ function AssignButton({
   )
 }
 
-/** A button whose dialog asks for one text. */
+/** A button whose dialog has one text field. */
 function TextFormButton({
   label,
   field,

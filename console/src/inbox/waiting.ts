@@ -32,7 +32,7 @@ const STATES = 20
 
 const COUNT_POLL_MS = 30_000
 
-/** Kinds of exceptions but sessions that ask for a person, which have a list of their own. */
+/** Kinds of exceptions but sessions that wait for a person, which have a separate list. */
 const EXCEPTIONS = [
   'run_failed',
   'worker_lost',
@@ -177,7 +177,7 @@ export const useExceptions = (projectId: string, limit = 100) =>
     refetchInterval: activityInterval(projectId),
   })
 
-/** Reads the sessions that ask for a person. */
+/** Reads the sessions that wait for a person. */
 export const useAttention = (projectId: string, limit = 100) =>
   useQuery<PageOf<Session>>({
     queryKey: ['sessions', projectId, 'attention', limit],

@@ -67,7 +67,7 @@ type Props = {
   onFork: () => void
 }
 
-/** A turn: the prompt, each step as it arrives, and what is known of the steps that have ended. */
+/** A turn: the prompt, each step as it arrives, and the usage and times of the steps that have ended. */
 export const TurnCard = memo(
   function TurnCard({ turn, agentId, onAnswer, onFork }: Props) {
     const { prompt, steps, result, error, endedMs, isStopped } = turn

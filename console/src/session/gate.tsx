@@ -96,7 +96,7 @@ function IdleSignOut({ minutes }: { minutes: number }) {
   return null
 }
 
-/** Frame of what is shown before anybody is signed in. */
+/** Frame of the page before anybody is signed in. */
 function Entrance({ title, children }: { title: string; children: ReactNode }) {
   return (
     <Center mih="100vh" p="md" component="main">

@@ -94,7 +94,7 @@ export function maySee(
 
 const texts = strings.nav
 
-/** Views of a project, by what they are for. */
+/** Views of a project, by purpose. */
 export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
   {
     name: texts.groups.project,

@@ -142,7 +142,7 @@ function PermittedView({ projectId, pathname }: { projectId: string; pathname: s
   return allowed ? <Outlet /> : <Refused operation={view.operation} />
 }
 
-/** Whether an address, with or without the base of the console, is that of a view or below it. */
+/** Whether an address, with or without the base of the console, belongs to a view or is below it. */
 const isBelow = (pathname: string, to: string): boolean => `${pathname}/`.includes(`${to}/`)
 
 function Navigation({ projectId, pathname }: { projectId: string; pathname: string }) {

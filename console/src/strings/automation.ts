@@ -7,7 +7,7 @@ export const triggers = {
   create: 'New trigger',
   type: 'Kind',
   typeHelp: 'What fires it. It cannot be changed later.',
-  types: { manual: 'By hand', webhook: 'Call from outside', schedule: 'Schedule', event: 'Event' },
+  types: { manual: 'Manual', webhook: 'Call from outside', schedule: 'Schedule', event: 'Event' },
   starts: 'Starts',
   startsHelp: 'What each firing starts.',
   targets: {
@@ -36,9 +36,9 @@ export const triggers = {
   firing: 'Firing',
   allFirings: 'All firings',
   noFirings: 'No firing yet',
-  noFiringsText: 'Each firing appears here with its outcome and what it started.',
+  noFiringsText: 'Each firing appears here with its outcome and the work it started.',
   source: 'Source',
-  sources: { manual: 'By hand', webhook: 'Call', schedule: 'Schedule', event: 'Event' },
+  sources: { manual: 'Manual', webhook: 'Call', schedule: 'Schedule', event: 'Event' },
   time: 'Time',
   completed: 'Completed',
   attempts: 'Attempts',
@@ -74,8 +74,8 @@ export const formations = {
   physicalId: 'Resource',
   resourceType: 'Type',
   template: 'Template',
-  templateHelp: 'YAML or JSON. Plan shows what it would change; nothing is applied before you confirm.',
-  templateEdit: 'Change it to plan an update, or plan it as it is to see what differs from it now.',
+  templateHelp: 'YAML or JSON. Plan shows the changes it would make; nothing is applied before you confirm.',
+  templateEdit: 'Change it to plan an update, or plan it unchanged to see the current differences.',
   parameters: 'Parameters',
   parametersHelp: 'Values by name, such as {"Model": "gpt-5.2"}. Defaults of the template apply to others.',
   plan: 'Plan',
@@ -94,7 +94,7 @@ export const formations = {
   drift: 'Drift',
   drifted: 'Resources differ from the template',
   inSync: 'All resources are as the template declares',
-  driftText: 'Compares each resource with the stored template: − is what it declares, + is the resource.',
+  driftText: 'Compares each resource with the stored template: − is the template, + is the resource.',
   checkAgain: 'Check again',
   operations: 'Operations',
   operationTypes: { create: 'Create', update: 'Update', delete: 'Delete' },
@@ -102,7 +102,7 @@ export const formations = {
   failed: 'The last operation failed',
   adopt: 'Adopt a resource',
   adopted: 'The resource is part of the formation now',
-  adoptText: 'A resource that exists already becomes the one that the template declares by this name.',
+  adoptText: 'A resource that exists already is managed as the resource of this name in the template.',
   deleteText: (name: string) =>
     `${name} and the resources that it created are deleted, unless the template retains them.`,
   outputs: 'Outputs',
@@ -170,7 +170,7 @@ export const webhooks = {
 } as const
 
 export const events = {
-  intro: 'What happened in this project. Webhooks and triggers react to events.',
+  intro: 'The events of this project. Webhooks and triggers react to events.',
   empty: 'No event yet',
   emptyText: 'Each change of a record is an event, for example the end of a turn or an upload.',
   all: 'All events',
@@ -185,7 +185,7 @@ export const events = {
   envelope: 'Body of its deliveries',
   outcomes: 'At the webhooks',
   noWebhooks: 'This project has no webhook.',
-  derived: 'Without a delivery, the reason follows from the webhook as it is now.',
+  derived: 'Without a delivery, the reason follows from the current webhook.',
   send: 'Send',
   sendText: (name: string) => `Sends this event to ${name}, regardless of its patterns, policy and state.`,
   outcome: {

@@ -172,7 +172,7 @@ export const memory = {
     orchestration: 'Orchestration',
     formation: 'Formation',
   },
-  emptyLedger: 'No write yet. The ledger has each fact that was written, with what became of it.',
+  emptyLedger: 'No write yet. The ledger has each fact that was written, with its outcome.',
   invalidate: 'Invalidate',
   invalidateText: 'The fact no longer holds from now on. It stays readable, and searches do not find it.',
   correct: 'Correct',

@@ -88,7 +88,7 @@ export const feedback = {
 } as const
 
 export const conversations = {
-  intro: 'Threads of messages. Those of sessions open as sessions; the others are written through the API.',
+  intro: 'Threads of messages. Threads of sessions open as sessions; the others are written through the API.',
   empty: 'No conversation yet',
   emptyText: 'A conversation is a thread that applications write themselves, with replies of any agent on request.',
   create: 'New conversation',

@@ -155,7 +155,7 @@ export const prices = {
   deleteText: 'The price does not take effect.',
   noPrices: 'No price yet',
   noPricesText: 'A price turns the tokens of a model, or other usage, into dollars, from its date on.',
-  empty: 'No price of its own',
+  empty: 'No project price',
   emptyText: 'The prices of the deployment apply. A price of the project takes precedence from its date on.',
 } as const
 
@@ -201,7 +201,7 @@ export const settings = {
   limits: 'Limits and audit',
   saved: 'The settings are saved',
   stop: 'Pause and delete',
-  stopText: 'A pause can be ended at any time. A deleted project is gone with everything in it.',
+  stopText: 'A pause can be ended at any time. Deleting a project deletes everything in it.',
   delete: 'Delete project',
   deleteText: 'The project is deleted. While it has resources, this is refused unless they are deleted too.',
   typeName: (name: string) => `Type ${name} to confirm`,

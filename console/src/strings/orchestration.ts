@@ -100,7 +100,7 @@ export const runs = {
 
 export const traces = {
   turnOf: (agent: string) => `Turn of ${agent}`,
-  intro: 'Turns of agents, the newest first: what each did, how long it took and what it cost.',
+  intro: 'Turns of agents, the newest first: the steps, duration and cost of each.',
   empty: 'No turn yet',
   emptyText: 'A turn is one reply of an agent, with its model calls, tool calls and searches.',
   turn: 'Turn',
@@ -129,7 +129,7 @@ export const traces = {
   retry: 'Retry turn',
   cancel: 'Cancel turn',
   purge: 'Erase content',
-  purgeText: 'Inputs, outputs and steps are erased for good. Usage and times stay.',
+  purgeText: 'Inputs, outputs and steps are erased permanently. Usage and times stay.',
   purgeCounts: (counts: string) => `This would erase: ${counts}.`,
   purgeNothing: 'There is no content left to erase.',
   purged: 'The content was erased',

@@ -57,7 +57,7 @@ export const shares = {
 } as const
 
 export const guardrails = {
-  intro: 'Rules that decide on tool calls: execute, ask a person, or stop.',
+  intro: 'Rules that decide on tool calls: execute, require a person, or stop.',
   empty: 'No guardrail yet',
   emptyText: 'A guardrail evaluates the arguments of a call with expressions: equal calls get equal decisions.',
   create: 'New guardrail',
@@ -79,7 +79,7 @@ export const guardrails = {
   failed: 'Does not hold',
   notEvaluated: 'Not needed',
   defaultClass: 'Class if the expression has no result',
-  escalate: 'Ask a person if the guard fails',
+  escalate: 'Require a person if the guard fails',
   expiresIn: 'Approvals expire after',
   seconds: (count: number) => `${count.toLocaleString()} s`,
   noSelf: 'No approval by the starter',

@@ -142,7 +142,7 @@ export const cases = {
   file: 'File',
   fileHelp: 'It is stored as a file of the project.',
   noEvidence: 'No evidence yet',
-  noEvidenceText: 'Notes, files and links that prove what was done. They cannot be changed, only withdrawn.',
+  noEvidenceText: 'Notes, files and links that prove the work. They cannot be changed, only withdrawn.',
   withdraw: 'Withdraw',
   withdrawn: 'Withdrawn',
   hash: 'SHA-256',

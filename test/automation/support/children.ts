@@ -41,7 +41,7 @@ export const CHILD_NAMES = [
 ] as const
 export type ChildName = (typeof CHILD_NAMES)[number]
 
-/** The graphs by name. One that runs another comes after it. `parks` says that it waits for something on its way. */
+/** The graphs by name. A graph that runs another comes after it. `parks` says that it waits for something on its way. */
 export function childOf(name: ChildName, { tool, child }: Made): Child {
   switch (name) {
     case 'plain':

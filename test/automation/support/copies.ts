@@ -19,7 +19,7 @@ export async function copyRun(db: Queryable, id: string, count: number): Promise
 }
 
 /**
- * As many copies of a run that another one started, beside it, with everything below it and all attempts, as rows alone. Their
+ * As many copies of a run that another one started, next to it, with everything below it and all attempts, as rows alone. Their
  * tool contexts are left out.
  */
 export async function copyTree(db: Queryable, id: string, count: number): Promise<void> {

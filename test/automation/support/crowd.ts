@@ -8,7 +8,7 @@ import { EVENTS, type References } from './graphs.ts'
 import type { ShownRun, World } from './interpreter.ts'
 import type { ToolDouble } from './tool-double.ts'
 
-/** What a key needs to make orchestrations, run them and look at what they did. */
+/** What a key needs to make orchestrations, run them and read their results. */
 export const CROWD_ACTIONS = ['orchestrations:*', 'tools:*', 'events:*', 'approvals:*']
 
 type RequiredAction = {
@@ -39,7 +39,7 @@ export type Run = Omit<ShownRun, 'node_executions' | 'required_actions'> & {
 export const hasEnded = ({ status }: { status: string }): boolean =>
   ['succeeded', 'failed', 'cancelled', 'expired'].includes(status)
 
-/** What a call answered, or an error that says what came in its place. */
+/** What a call answered, or an error that says the answer that came in its place. */
 export function taken({ status, body }: Reply, ...statuses: number[]): any {
   if (!statuses.includes(status)) throw new Error(`answered ${status}: ${JSON.stringify(body)}`)
   return body
@@ -51,7 +51,7 @@ export async function orchestration(key: Client, definition: GraphDefinition, na
   return taken(await key.post('/orchestrations', { name, nodes, edges }), 201).id
 }
 
-/** A project's tool that calls the double, the graphs that others run, and what the interpreter knows of them. */
+/** A project's tool that calls the double, the graphs that others run, and what the interpreter requires of them. */
 export async function cast(key: Client, double: ToolDouble): Promise<{ references: References; world: World }> {
   const execute = { url: double.url, method: 'POST' }
   const tool: string = taken(await key.post('/tools', { name: 'act', execute, idempotent: true }), 201).id
@@ -70,7 +70,7 @@ export async function cast(key: Client, double: ToolDouble): Promise<{ reference
   }
 }
 
-/** Calls again, for a minute or so, while nobody answers or the answer is that the database is away. */
+/** Calls again, for a minute or so, without an answer or while the answer is that the database is away. */
 export function patient(key: Client): Client {
   const again = async (send: () => Promise<Reply>): Promise<Reply> => {
     for (let tries = 1; ; tries++) {
@@ -100,14 +100,14 @@ export async function readRun(key: Client, id: string): Promise<Run> {
   return taken(await key.get(`/orchestration-runs/${id}`), 200)
 }
 
-/** Answers what a run and those that it waits for ask of people; returns how much that was. */
+/** Answers what a run and those that it waits for request from people; returns the number of answers. */
 async function answer(key: Client, run: Run): Promise<number> {
   let answered = 0
   for (const { type, node_id, orchestration_run_id, approval_id } of run.required_actions) {
     if (type === 'human_input' || type === 'webhook_receive') {
       const body = { node_id, output: answerOf(node_id as string), wait: false }
       const reply = await key.post(`/orchestration-runs/${run.id}/human-input`, body)
-      // A run that ended meanwhile, or whose answer was taken when nobody heard so, refuses.
+      // A run that ended meanwhile, or whose answer was taken without a response, refuses.
       const late = ['ORCHESTRATION_RUN_NOT_AWAITING_INPUT', 'ORCHESTRATION_HUMAN_NODE_MISMATCH']
       if (!late.includes(reply.body?.error?.code)) taken(reply, 200)
       answered++
@@ -120,7 +120,7 @@ async function answer(key: Client, run: Run): Promise<number> {
   return answered
 }
 
-/** The record of a run when it has ended; on the way there, what it asks for is answered. */
+/** The record of a run when it has ended; on the way there, its requests are answered. */
 export async function ended(key: Client, id: string, within = 120_000): Promise<Run> {
   const deadline = Date.now() + within
   for (let pause = 10; ; ) {
@@ -145,7 +145,7 @@ async function treeOf(key: Client, run: Run, depth = 0): Promise<string[]> {
   ]
 }
 
-/** Works on items, so many at once. */
+/** Processes items with limited concurrency. */
 export async function together<T, R>(items: readonly T[], limit: number, work: (item: T) => Promise<R>): Promise<R[]> {
   const results: R[] = []
   let next = 0

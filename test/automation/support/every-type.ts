@@ -98,7 +98,7 @@ export function everyType(refs: References & { agent: string; store: string }): 
   ])
 }
 
-/** Inputs of so many runs: `n` is odd, so that all of them go the same way. */
+/** Inputs of `count` runs: `n` is odd, so that all of them go the same way. */
 export const inputsOf = (count: number, prefix: string): { n: number; word: string; items: number[] }[] =>
   Array.from({ length: count }, (_, index) => ({
     n: 2 * index + 1,
@@ -106,7 +106,7 @@ export const inputsOf = (count: number, prefix: string): { n: number; word: stri
     items: [index, index + 1, index + 2],
   }))
 
-/** Where a run is not what it must be, in sentences. */
+/** Differences of a run from its expectation, in sentences. */
 export function strayings({ nodes }: GraphDefinition, input: { n: number; items: number[] }, run: Run): string[] {
   const wrong: string[] = []
   const is = (what: string, actual: unknown, expected: unknown) => {

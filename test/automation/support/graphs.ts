@@ -5,8 +5,8 @@ import { type Random, randomOf } from './random.ts'
 
 /**
  * `lockstep`: no node waits for anything, so that rounds follow each other and everything about a run is determined.
- * `free`: nodes wait for times, people and retries, and come back in whatever order. Then nodes read only what is there
- * on every way to them, and write keys of their own, so that the end of a run is determined all the same.
+ * `free`: nodes wait for times, people and retries, and come back in whatever order. Then nodes read only state that exists
+ * on every way to them, and write separate keys, so that the end of a run is determined all the same.
  */
 export type Mode = 'lockstep' | 'free'
 
@@ -21,7 +21,7 @@ export type RandomGraph = {
 export type References = { tool: string; child(name: ChildName): string }
 
 const MAX_NODES = 40
-/** How far back, in the order of a walk, the sources of a node are looked for. */
+/** How far back, in the order of a walk, the sources of a node are searched. */
 const WINDOW = 7
 
 /** What nodes emit. */
@@ -43,7 +43,7 @@ type Draft = {
   upstream: Set<Draft>
   /** Nodes that have completed on every way to it. */
   sure: Set<Draft>
-  /** State keys that nobody else writes. */
+  /** State keys that no other node writes. */
   keys: string[]
 }
 
@@ -102,12 +102,12 @@ function edgesTo(random: Random, to: string, drafts: readonly Draft[]): Edge[] {
   return edges
 }
 
-/** A draft behind its edges, without its node. */
+/** A draft after its edges, without its node. */
 function placed(id: string, incoming: readonly Edge[], drafts: readonly Draft[]): Draft {
   const of = (edge: Edge) => drafts.find(({ node }) => node.id === edge.from) as Draft
   const upstream = new Set(incoming.map(of).flatMap(source => [source, ...source.upstream]))
   const behind = (edge: Edge) => new Set([of(edge), ...of(edge).sure])
-  // What is sure on each way on which the node may be activated; what all of them share is sure.
+  // State that is sure on each way on which the node may be activated; the intersection of all is sure.
   const ways: Set<Draft>[] = []
   for (const members of Object.values(Object.groupBy(incoming, edge => edge.activation_group ?? ''))) {
     const [first] = members as Edge[]
@@ -264,7 +264,7 @@ function writes(random: Random, mode: Mode, draft: Draft, { id, type }: Node): R
     const key = random.chance(0.3) ? `k_${id}.deep.value` : `k_${id}`
     written[prefix + key] = random.chance(0.5) ? output : { cat: [output, '/', { var: ['state.input.m', 0] }] }
     draft.keys.push(key)
-    // Sees what was just written.
+    // Sees the newest writes.
     if (random.chance(0.3)) {
       written[`again_${id}`] = { var: `state.${key}` }
       draft.keys.push(`again_${id}`)
@@ -319,7 +319,7 @@ function number(random: Random, mode: Mode, draft: Draft): unknown {
   return { [way]: parts }
 }
 
-/** A number that follows from what a node came to; of one that was routed, null or 0. */
+/** A number that follows from the outcome of a node; of a routed failure, null or 0. */
 function artifactOf(random: Random, { id, type, on_error }: Node): unknown {
   const at = `nodes.${id}`
   if (on_error === 'route' && random.chance(0.3)) return { length: { var: [`${at}.error.code`, 'none'] } }

@@ -13,7 +13,7 @@ import { answerTo, type Script } from './tool-double.ts'
 
 export type State = { input: unknown; nodes: Record<string, unknown>; [key: string]: unknown }
 
-/** A node that was activated and what came of it; `code` is that of its failure, also where the failure was routed. */
+/** A node that was activated and its outcome; `code` is the code of its failure, also where the failure was routed. */
 export type Step = {
   round: number
   input: Record<string, unknown>
@@ -28,7 +28,7 @@ export type Prediction = {
   status: 'succeeded' | 'failed'
   /** Nodes by id. Of a run that fails in lockstep, those up to the round of the failure. */
   steps: Map<string, Step>
-  /** As it is when the run has succeeded, or before the round in which it failed. */
+  /** The state when the run has succeeded, or before the round in which it failed. */
   state: State
   output: Record<string, unknown> | null
 }
@@ -37,8 +37,8 @@ export type Prediction = {
 export type World = { definition(orchestrationId: string): GraphDefinition }
 
 /**
- * Failing nodes end the interpretation with their round, or (`beyond`) only what would follow from them. `next` picks
- * which of the nodes that are under way complete next, together; all of them until told.
+ * Failing nodes end the interpretation with their round, or (`beyond`) only the nodes that depend on them. `next` picks
+ * which of the active nodes complete next, together; all of them by default.
  */
 export function interpret(
   definition: GraphDefinition,
@@ -113,10 +113,10 @@ function groupsOf(edges: readonly Edge[]): { how: 'all' | 'any' | 'settled'; mem
   ]
 }
 
-/** Tells whether an edge has passed or may pass yet. */
+/** Returns whether an edge has passed or may pass yet. */
 function possible(edges: readonly Edge[], { steps, applied, passed }: Seen): (edge: Edge) => boolean {
   const known = new Map<string, boolean>()
-  // What is under way leaves open which of its edges pass, and so does what has failed.
+  // An active node leaves open which of its edges pass, and so does a failed one.
   const mayPass = (edge: Edge): boolean =>
     applied.has(edge.from) ? passed.has(edge) : steps.has(edge.from) || mayActivate(edge.from)
   const mayActivate = (id: string): boolean => {
@@ -132,7 +132,7 @@ function possible(edges: readonly Edge[], { steps, applied, passed }: Seen): (ed
   return mayPass
 }
 
-/** The state behind a node that has completed. */
+/** The state after a node that has completed. */
 function stateBehind(before: State, { id, state_mapping }: Node, artifact: unknown): State {
   const state: State = structuredClone(before)
   state.nodes[id] = artifact
@@ -149,7 +149,7 @@ function stateBehind(before: State, { id, state_mapping }: Node, artifact: unkno
 type Performed = Omit<Step, 'round'>
 type Done = { artifact: unknown; label?: string | null; attempts?: number } | { code: string; attempts?: number }
 
-/** What comes of a node that is activated with a state. */
+/** The outcome of a node that is activated with a state. */
 function perform(node: Node, state: State, world: World): Performed {
   const input = plain(evaluated(node.input_mapping ?? {}, state)) as Record<string, unknown>
   const done = plain(work(node, input, state, world))
@@ -247,7 +247,7 @@ function knowable(node: Node, artifact: any): unknown {
   return typeof event_id === 'string' && event_id !== '' ? rest : { ...rest, event_id: 'missing' }
 }
 
-/** A run as its record shows it, as far as it is compared. */
+/** A run as its record shows it, in its compared fields. */
 export type ShownRun = {
   status: string
   output: Record<string, unknown> | null
@@ -270,7 +270,7 @@ export type ShownRun = {
   }[]
 }
 
-/** Where a run that has ended is not what it must be, in sentences; empty when it is. */
+/** Differences of an ended run from its expectation, in sentences; empty when it is. */
 export function disagreements(
   { definition, mode }: { definition: GraphDefinition; mode: 'lockstep' | 'free' },
   input: Record<string, unknown>,
@@ -315,7 +315,7 @@ export function disagreements(
       if (predicted.status === 'succeeded') same(`skipped node ${id}`, last?.status, 'skipped')
       continue
     }
-    // What was not over when another node failed was called off; in lockstep that is what ran beside it.
+    // Nodes that were active when another node failed were cancelled; in lockstep these ran next to it.
     const mayBeCut = failing.length > 0 && (mode === 'free' || step.round === lastRound)
     if (mayBeCut && (!last || ['cancelled', 'skipped'].includes(last.status))) continue
     if (mayBeCut && last?.status === 'failed' && tries.length < step.attempts) continue
@@ -349,6 +349,6 @@ export function disagreements(
   return wrong
 }
 
-/** A decision has no artifact: nobody needs it in an output. */
+/** A decision has no artifact: no output refers to it. */
 const withoutLabels = (nodes: Map<string, Node>, output: Record<string, unknown>) =>
   Object.fromEntries(Object.entries(output).filter(([id]) => nodes.get(id)?.type !== 'condition'))

@@ -30,7 +30,7 @@ const TYPES = [
   'wait',
 ] as const
 
-/** A valid playbook of a seed: what is not reached on any path is drawn anew. */
+/** A valid playbook of a seed: nodes that no path reaches are drawn again. */
 export function randomPlaybook(seed: number, cast: Cast): RandomPlaybook {
   const random = randomOf(seed)
   for (;;) {
@@ -107,7 +107,7 @@ function drawn(random: Random, { tool, orchestration, decider }: Cast): Playbook
   })
 }
 
-/** What must come of an execution. Outputs without the ids that only the platform knows. */
+/** The expected result of an execution. Outputs without the ids that only the platform makes. */
 export type Expected = {
   status: 'completed' | 'failed'
   code: string | null

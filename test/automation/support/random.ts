@@ -6,7 +6,7 @@ export type Random = {
   between(from: number, to: number): number
   chance(probability: number): boolean
   pick<T>(items: readonly T[]): T
-  /** So many different items, in the order in which they stand; all when there are fewer. */
+  /** `count` different items, in their order; all when there are fewer. */
   some<T>(items: readonly T[], count: number): T[]
   shuffled<T>(items: readonly T[]): T[]
 }

@@ -16,7 +16,7 @@ export type ToolDouble = {
   url: string
   /** Calls with a key, in the order they came. */
   calls: ToolCall[]
-  /** Calls whose Idempotency-Key is missing or not that of a node. */
+  /** Calls whose Idempotency-Key is missing or not the key of a node. */
   strange: (string | undefined)[]
   /** Holds the calls that answer true until `release` is called. */
   hold: (call: ToolCall) => boolean
@@ -24,7 +24,7 @@ export type ToolDouble = {
   close(): Promise<void>
 }
 
-/** The parts of `<run id>:<node id>:<attempt>`, with the number of a poll behind it; null for anything else. */
+/** The parts of `<run id>:<node id>:<attempt>`, followed by the number of a poll; null for anything else. */
 export function partsOf(key: string): KeyParts | null {
   const match = /^(orch_run_[^:]+):([A-Za-z0-9_-]+):([1-9]\d*)(?::([1-9]\d*))?$/.exec(key)
   return match && { run: match[1], node: match[2], attempt: Number(match[3]), poll: match[4] ? Number(match[4]) : null }

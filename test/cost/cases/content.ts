@@ -13,7 +13,7 @@ const DOCUMENT = { limit: 128 * 1024, bound: 'characters of a document' }
 const QUERY = { limit: 32 * 1024, bound: 'characters that are embedded at once' }
 const SETTINGS = { chunk_size: 1000, chunk_overlap: 200 }
 
-/** Tokens of the structures that the splitter knows, of one window of text. */
+/** Tokens of the structures of the splitter, of one window of text. */
 const structures = Object.fromEntries(
   ['\n', ' ', 'a', '# ', '- ', '| a |\n', '```\n', '> ', '1. ', 'a. ', '\n---\n', '- \n', '#\n\n'].map(part => [
     JSON.stringify(part),

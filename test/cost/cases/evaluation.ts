@@ -19,7 +19,7 @@ const attempt = (run: () => unknown): void => {
   }
 }
 
-/** Reads as from a file: each piece in a turn of its own. */
+/** Reads as from a file: each piece in a separate turn. */
 const piecesOf = (text: string): Readable =>
   Readable.from(
     (async function* () {

@@ -18,7 +18,7 @@ const tokens = repetitions(['{{secret:', '{{context:', '{{', 'sec_a', '}}', '|',
 const placeholders = repetitions(['${body.', '{', '}', 'a', '$'])
 const facts = { ...repetitions(['[', '{', ']', '}', '"', '\\', '[]', '{}']), nested: nested('[', ']') }
 
-/** A profile that renames and merges, and one that replaces references. */
+/** A profile that renames and merges, and a second that replaces references. */
 const SENT = (['anthropic', 'google'] as const).map(type => [type, outgoingProfile(type, 'openai', 'm')] as const)
 
 const named = (n: number, name: string, schema: object) =>

@@ -4,18 +4,13 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { embedText } from '#local/double/embeddings.ts'
-import type { Double } from '#local/double/server.ts'
 import { startDouble } from '#local/double/server.ts'
+import { forSuite } from '../../support/suite.ts'
 import { client, framesOf, piecesOf, tool, until } from './client.ts'
 
 describe('model double: acceptance', () => {
-  let double: Double
-  let api: ReturnType<typeof client>
-  before(async () => {
-    double = await startDouble()
-    api = client(double)
-  })
-  after(() => double.close())
+  const double = forSuite(startDouble)
+  const api = forSuite(() => client(double))
 
   it('the same script and requests give byte-equal answers after a reset', async () => {
     const script = {

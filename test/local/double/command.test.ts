@@ -109,7 +109,7 @@ describe('model double: command and scripts', () => {
     assert.deepEqual(run('check', good, other), { stdout: '', stderr: '', status: 0 })
   })
 
-  it('check names the file when there are several, and one that is missing', () => {
+  it('check names the file when there are several, and a missing file', () => {
     const good = file('good.yaml', example)
     const bad = file('worse.json', '{"lane":"x","strict":"yes"}')
     const missing = join(folder, 'missing.yaml')

@@ -1,18 +1,13 @@
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
 import { smallestValue } from '#local/double/schema.ts'
-import type { Double } from '#local/double/server.ts'
 import { startDouble } from '#local/double/server.ts'
+import { forSuite } from '../../support/suite.ts'
 import { client, tool } from './client.ts'
 
 describe('model double: when no rule matches', () => {
-  let double: Double
-  let api: ReturnType<typeof client>
-  before(async () => {
-    double = await startDouble()
-    api = client(double)
-  })
-  after(() => double.close())
+  const double = forSuite(startDouble)
+  const api = forSuite(() => client(double))
 
   const assistant = { role: 'assistant', content: 'x' }
 
@@ -74,7 +69,7 @@ describe('model double: when no rule matches', () => {
     assert.deepEqual(await ids(), expected)
   })
 
-  it('a directive may hold another one and have text behind it', async () => {
+  it('a directive may hold another one and have text after it', async () => {
     const inner = '@double {"text":"inner }]"}'
     const outer = `@double {"tool_calls":[{"name":"delegate","args":{"task":${JSON.stringify(inner)}}}]}</user_text>`
     const { choices } = await api.answer('nested', outer)
@@ -122,7 +117,7 @@ describe('model double: when no rule matches', () => {
     assert.equal(await called({ tools }), undefined)
   })
 
-  it('a schema asked for gets its smallest value', async () => {
+  it('a requested schema gets its smallest value', async () => {
     const schema = {
       type: 'object',
       properties: { ok: { type: 'boolean' }, tags: { type: 'array', items: { enum: ['x', 'y'] }, minItems: 2 } },
@@ -132,7 +127,7 @@ describe('model double: when no rule matches', () => {
     assert.equal(await api.text('schema', body), '{"ok":true,"tags":["x","x"]}')
   })
 
-  it('else the last user text is echoed as it is', async () => {
+  it('else the last user text is echoed unchanged', async () => {
     assert.equal(await api.text('echo', '{{call}} {{user}}'), 'echo: {{call}} {{user}}')
     assert.equal(await api.text('echo', { messages: [{ role: 'system', content: 's' }] }), 'echo: ')
   })

@@ -1,17 +1,12 @@
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
-import type { Double } from '#local/double/server.ts'
 import { startDouble } from '#local/double/server.ts'
+import { forSuite } from '../../support/suite.ts'
 import { client, until } from './client.ts'
 
 describe('model double: embeddings', () => {
-  let double: Double
-  let api: ReturnType<typeof client>
-  before(async () => {
-    double = await startDouble({ dims: 64 })
-    api = client(double)
-  })
-  after(() => double.close())
+  const double = forSuite(() => startDouble({ dims: 64 }))
+  const api = forSuite(() => client(double))
 
   const ask = (body: Record<string, unknown>, lane = 'vectors') =>
     api.send('POST', '/v1/embeddings', { model: 'double-embed', ...body }, { 'x-double-lane': lane })
@@ -111,7 +106,7 @@ describe('model double: embeddings', () => {
     assert.ok(performance.now() - start >= 19)
   })
 
-  it('chat and embeddings requests are counted apart', async () => {
+  it('chat and embeddings requests are counted separately', async () => {
     await api.put('apart', {})
     await ask({ input: 'x' }, 'apart')
     assert.equal((await api.answer('apart')).id, 'chatcmpl-apart-1')

@@ -1,22 +1,17 @@
 import assert from 'node:assert/strict'
 import { request } from 'node:http'
-import type { Double } from '#local/double/server.ts'
 import { startDouble } from '#local/double/server.ts'
+import { forSuite } from '../../support/suite.ts'
 import { client, until } from './client.ts'
 
 describe('model double: gates', () => {
-  let double: Double
-  let api: ReturnType<typeof client>
-  before(async () => {
-    double = await startDouble()
-    api = client(double)
-  })
-  after(() => double.close())
+  const double = forSuite(startDouble)
+  const api = forSuite(() => client(double))
 
   const open = (gate: string) => api.read('POST', `/control/gates/${gate}/open`)
   const waiting = (gate: string, count: number) => until(async () => (await api.gate(gate))?.waiting === count)
 
-  it('a gate is closed when a script first names it, and stays as it is when named again', async () => {
+  it('a gate is closed when a script first names it, and keeps its state when named again', async () => {
     const script = { rules: [{ reply: { gate: 'g1' } }], defaults: { gate: 'g2' }, embeddings: { gate: 'g3' } }
     await api.put('naming', script)
     for (const gate of ['g1', 'g2', 'g3']) assert.deepEqual(await api.gate(gate), { gate, open: false, waiting: 0 })
@@ -25,7 +20,7 @@ describe('model double: gates', () => {
     assert.equal((await api.gate('g1'))?.open, true)
   })
 
-  it('all waiting requests go on in arrival order', async () => {
+  it('all waiting requests continue in arrival order', async () => {
     await api.put('queue', { fallback: { text: '{{call}}', gate: 'queue-gate' } })
     const order: string[] = []
     const answers: Promise<unknown>[] = []

@@ -3,18 +3,15 @@ import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import { request } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import type { Double } from '#local/double/server.ts'
 import { startDouble } from '#local/double/server.ts'
+import { forSuite } from '../../support/suite.ts'
 import { client, until } from './client.ts'
 
 describe('model double: routes, lanes and log', () => {
-  let double: Double
-  let api: ReturnType<typeof client>
-  before(async () => {
-    double = await startDouble({ scripts: [{ lane: 'given', fallback: { text: 'given lane' }, models: ['m-1'] }] })
-    api = client(double)
-  })
-  after(() => double.close())
+  const double = forSuite(() =>
+    startDouble({ scripts: [{ lane: 'given', fallback: { text: 'given lane' }, models: ['m-1'] }] }),
+  )
+  const api = forSuite(() => client(double))
 
   it('answers healthz', async () => {
     assert.deepEqual(await api.read('GET', '/healthz'), { ok: true })
@@ -134,7 +131,7 @@ describe('model double: routes, lanes and log', () => {
     assert.deepEqual(await api.requests('counted'), [])
   })
 
-  it('a script with problems is 400 with their paths and leaves the lane as it was', async () => {
+  it('a script with problems is 400 with their paths and leaves the lane unchanged', async () => {
     await api.put('kept', { fallback: { text: 'kept' } })
     const response = await api.send('PUT', '/control/lanes/kept', {
       rules: [{ when: { usr: 'x' }, reply: { text: 1 } }, {}],

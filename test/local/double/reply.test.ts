@@ -1,18 +1,13 @@
 import assert from 'node:assert/strict'
 import { performance } from 'node:perf_hooks'
 import type { Reply } from '#local/double/script.ts'
-import type { Double } from '#local/double/server.ts'
 import { startDouble } from '#local/double/server.ts'
+import { forSuite } from '../../support/suite.ts'
 import { afterTool, client, piecesOf, tool } from './client.ts'
 
 describe('model double: replies', () => {
-  let double: Double
-  let api: ReturnType<typeof client>
-  before(async () => {
-    double = await startDouble()
-    api = client(double)
-  })
-  after(() => double.close())
+  const double = forSuite(startDouble)
+  const api = forSuite(() => client(double))
 
   const put = (reply: Reply) => api.put('reply', { fallback: reply })
   const usage = { stream_options: { include_usage: true } }
@@ -103,7 +98,7 @@ describe('model double: replies', () => {
     }
   })
 
-  it('a stream sends role, pieces, finish, usage when asked, [DONE]', async () => {
+  it('a stream sends role, pieces, finish, usage when requested, [DONE]', async () => {
     await put({ text: 'a b' })
     const frames = await api.frames('reply', usage)
     assert.deepEqual(

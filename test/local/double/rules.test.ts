@@ -1,17 +1,12 @@
 import assert from 'node:assert/strict'
 import type { DoubleRule, Match } from '#local/double/script.ts'
-import type { Double } from '#local/double/server.ts'
 import { startDouble } from '#local/double/server.ts'
+import { forSuite } from '../../support/suite.ts'
 import { afterTool, client, tool } from './client.ts'
 
 describe('model double: rules', () => {
-  let double: Double
-  let api: ReturnType<typeof client>
-  before(async () => {
-    double = await startDouble()
-    api = client(double)
-  })
-  after(() => double.close())
+  const double = forSuite(startDouble)
+  const api = forSuite(() => client(double))
 
   const user = (content: unknown) => ({ role: 'user', content })
   const system = (content: string) => ({ role: 'system', content })

@@ -36,7 +36,7 @@ type Dialect = {
   listingHeaders?: Record<string, string>
   /** Place of the usage in a stream: a frame after the end on request (default), the last frame, or a field of Groq. */
   usage?: 'last' | 'x_groq'
-  /** Fields of the cache, where they are not those of OpenAI. */
+  /** Fields of the cache, where they are different from OpenAI. */
   ownCache?(usage: Usage): object
   /** The number of web searches in the usage. */
   searches?(n: number): object
@@ -254,7 +254,7 @@ function frames(answer: Answer, { model, body }: Call, dialect: Dialect): Frame[
   ]
 }
 
-/** Probabilities of tokens, if the request wants them. */
+/** Probabilities of tokens, if the request requires them. */
 const probabilities = (chunks: readonly string[], { logprobs, top_logprobs }: Call['body']): object | null =>
   logprobs && chunks.length > 0 ? { content: logprobsOf(chunks, top_logprobs ?? 0), refusal: null } : null
 

@@ -4,7 +4,7 @@ import { type Call, first, type Rule } from './rules.ts'
 const FORMATS = new Set(['image/png', 'image/jpeg', 'image/gif', 'image/webp'])
 const MAX_BYTES = 20_000_000
 
-/** The rule for images of the APIs of OpenAI, which look at the bytes and not at the declared type. */
+/** The rule for images of the APIs of OpenAI, which check the bytes and not at the declared type. */
 export const openaiImageRule = (images: (call: Call) => readonly { type: string; data: string }[]): Rule => ({
   name: 'image format',
   source: 'S',

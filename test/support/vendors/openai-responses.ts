@@ -43,7 +43,7 @@ const citationsOf = (text: string, searches: Answer['searches'], call: Call): ob
         ],
   )
 
-/** Probabilities of the tokens of a text, if the request wants them. */
+/** Probabilities of the tokens of a text, if the request requires them. */
 const probabilities = (chunks: readonly string[], { body }: Call) =>
   (body.include ?? []).includes('message.output_text.logprobs') ? logprobsOf(chunks, body.top_logprobs ?? 0) : []
 

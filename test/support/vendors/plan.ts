@@ -22,7 +22,7 @@ export type Reply = Pick<
   refusal?: { category: string; explanation: string }
   /**
    * Web searches that the vendor makes itself before it answers; without a result if it is still to come. The text of the answer
-   * cites what is `cited`.
+   * cites the `cited` pages.
    */
   searches?: { query: string; limit?: unknown; found?: string; cited?: string }[]
   /** Whether the reasoning arrives encrypted. */
@@ -95,7 +95,7 @@ export type Answer = {
 /** Returns arguments in the pieces of a stream. */
 export const pieces = (args: string): string[] => args.match(/[\s\S]{1,12}/g) ?? []
 
-/** Returns arguments as a value; those of a cut call are the empty object. */
+/** Returns arguments as a value; arguments of a cut call are the empty object. */
 export function parsedArgs(args: string): unknown {
   try {
     return parseExactJson(args)

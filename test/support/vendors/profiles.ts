@@ -19,7 +19,7 @@ export type Profile = {
   malformed?: Reply
   /** Finish reason of an answer that the vendor continues with the next call. */
   pause?: string
-  /** How the vendor spells an answer that was cut and one that was refused or filtered. */
+  /** How the vendor spells an answer that was cut and a refused or filtered. */
   finish: { cut: string; refused: string }
 }
 

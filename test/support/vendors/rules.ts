@@ -26,7 +26,7 @@ export type Rule = {
   date: string
   /** Message of the vendor, with `{placeholders}`. */
   message: string
-  /** Further fields of the error, where they differ from those of most rules. */
+  /** Further fields of the error, where they differ from most rules. */
   error?: { status?: number; type?: string; code?: string; param?: string }
   /** Returns where a request breaks the rule, or null. */
   breach(call: Call): Breach | null

@@ -14,7 +14,7 @@ export type Failure = {
   retry_after?: number | string
 }
 
-/** One wire format of one vendor: what it refuses, and how it writes answers and errors. */
+/** One wire format of one vendor: its refusals, and how it writes answers and errors. */
 export type Simulator = {
   name: string
   rules: readonly Rule[]

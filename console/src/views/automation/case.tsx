@@ -54,7 +54,7 @@ const texts = strings.cases
 /** Entries of a timeline that are shown at first, and with each request for more. */
 const ENTRIES = 100
 
-/** A case: its state, what is being done, and the record of what was done. */
+/** A case: its state, its work in progress, and the record of its work. */
 export function CaseView() {
   const { caseId } = useIds()
   return (

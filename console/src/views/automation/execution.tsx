@@ -52,7 +52,7 @@ function waitText({ waiting_on }: Pick<PlaybookExecution, 'waiting_on'>): string
   }
 }
 
-/** The state of an execution, and what it waits for. */
+/** The state of an execution, and its waits. */
 export function ExecutionBadge({ execution }: { execution: PlaybookExecution }) {
   const waits = waitText(execution)
   return (

@@ -15,7 +15,7 @@ import { Started } from './trigger.tsx'
 
 const texts = strings.triggers
 
-/** A firing: its input, its outcome and what it started. */
+/** A firing: its input, its outcome and the work it started. */
 export function FiringView() {
   const projectId = useProjectId()
   const { triggerId, firingId } = useIds()

@@ -20,7 +20,7 @@ import * as strings from '#strings.ts'
 /** Time without input after which a definition is validated. */
 const PAUSE_MS = 400
 
-/** The graph with which a new orchestration begins: it can be run as it is. */
+/** The graph with which a new orchestration begins: it runs unchanged. */
 const EXAMPLE = {
   nodes: [
     { id: 'price', type: 'transform', expression: { '*': [{ var: 'input.price' }, 0.9] } },
@@ -50,7 +50,7 @@ const definitionOf = (record: Orchestration): Values =>
 /** Longest line of a value that is written in one line. */
 const LINE = 64
 
-/** Returns a value as JSON; what is short stays in one line. */
+/** Returns a value as JSON; a short value stays in one line. */
 function textOf(value: unknown, indent = ''): string {
   const line = JSON.stringify(value, null, 1)?.replaceAll(/\n\s*/g, ' ')
   if (typeof value !== 'object' || value === null || value instanceof ExactNumber) return line
@@ -154,7 +154,7 @@ export function OrchestrationForm({
   )
 }
 
-/** The graph as JSON beside the drawing, checked while it is written. */
+/** The graph as JSON next to the drawing, checked while it is written. */
 function Editor({
   record,
   isPending,
@@ -176,7 +176,7 @@ function Editor({
   const [selected, setSelected] = useState<string | null>(null)
   const parsed = useMemo(() => parseObject(json), [json])
   const [settled] = useDebouncedValue(json, PAUSE_MS)
-  // What cannot be parsed leaves the last drawing as it was.
+  // Invalid JSON leaves the last drawing unchanged.
   const [drawn, setDrawn] = useState(parsed as Partial<Definition>)
   if (parsed && parsed !== drawn && textOf(parsed) !== textOf(drawn)) setDrawn(parsed as Partial<Definition>)
   const { findings, error: invalid } = useFindings(projectId, parseObject(settled))

@@ -48,7 +48,7 @@ export function OrchestrationView() {
   const query = useQuery({
     queryKey: ['orchestration', id],
     queryFn: ({ signal }) => readOrchestration(id, signal),
-    // Never replaces what is being edited.
+    // Never replaces an open edit.
     enabled: !isEditing,
   })
   return (

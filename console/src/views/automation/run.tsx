@@ -256,7 +256,7 @@ function RunTabs({ run, definition }: { run: LiveRun; definition: Definition }) 
 
 function Values({ run }: { run: LiveRun }) {
   const cache = useQueryClient()
-  // The stream does not carry values: they are read when they are looked at.
+  // The stream does not carry values: they are read when they are shown.
   const values = useQuery<LiveRun>({
     queryKey: [...runKey(run.id), 'values', run.updated_at],
     queryFn: ({ signal }) => readRun(cache, run.id, signal),

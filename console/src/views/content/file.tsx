@@ -43,7 +43,7 @@ async function saveFile(id: string, filename: string): Promise<void> {
   saveAs(parts, filename)
 }
 
-/** A file: its record, its content, and what is made of it. */
+/** A file: its record, its content, and the documents made of it. */
 export function FileView() {
   const { fileId } = useIds()
   return (

@@ -36,7 +36,7 @@ const READ_MAX = 1000
 type Folder = { name: string; path: string; count: number; size: number; updated_at: string }
 type Row = { folder: Folder } | { file: FileRecord }
 
-/** Returns what is directly in a folder: subfolders by name, then files, the newest first. */
+/** Returns the direct entries of a folder: subfolders by name, then files, the newest first. */
 function rowsIn(prefix: string, files: FileRecord[]): Row[] {
   const folders = new Map<string, Folder>()
   const direct: Row[] = []

@@ -72,7 +72,7 @@ function wordsIn(query: string): RegExp | null {
   return stems.length > 0 ? new RegExp(`(?<![\\p{L}\\p{N}])((?:${stems.join('|')})[\\p{L}\\p{N}]*)`, 'giu') : null
 }
 
-/** Tries searches: what they find, why, and with which difference under other settings. */
+/** Tries searches: results, their reasons, and the difference under other settings. */
 export function Search() {
   const { filters, setFilters } = useFilters()
   const query = filters.q ?? ''

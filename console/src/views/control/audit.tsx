@@ -24,7 +24,7 @@ const STATUSES: Record<string, string[]> = {
 }
 const OUTCOMES = Object.entries(texts.outcomes).map(([value, label]) => ({ value, label }))
 
-/** What the filters of the address ask for. */
+/** The query of the filters in the address. */
 function queryOf(projectId: string, { action, principal, resource, outcome, from, to, all }: Filters) {
   return {
     ...(all ? {} : { project_id: projectId }),

@@ -16,7 +16,7 @@ import * as strings from '#strings.ts'
 
 const texts = strings.webhooks
 
-/** A delivery: its attempts, what was sent and what was answered. */
+/** A delivery: its attempts, its request and the response. */
 export function DeliveryView() {
   const { deliveryId } = useIds()
   return (

@@ -10,7 +10,7 @@ import { visible, When } from '#components/text.tsx'
 import { useProjectId } from '#projects.ts'
 import * as strings from '#strings.ts'
 
-/** Returns the patterns of what is typed: a name, the beginning of one to a dot, or a pattern. */
+/** Returns the patterns of the typed text: a name, the beginning of one to a dot, or a pattern. */
 function patternsOf(typed: string | undefined): string[] | undefined {
   const name = (typed ?? '').toLowerCase().replace(/[^a-z0-9_.]/g, '')
   const prefix = name.replace(/(?<!\.)\.+$/, '')

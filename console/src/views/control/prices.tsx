@@ -166,7 +166,7 @@ const isFuture = ({ effective_from }: Pick<Price, 'effective_from'>) => Date.par
 /** Time until a price that follows one in effect starts: long enough to fill in the form. */
 const SUCCESSOR_MS = 5 * 60_000
 
-/** The fields of a price that follows another one, or replaces one that is not in effect yet. */
+/** The fields of a price that follows another one, or replaces a price that is not in effect yet. */
 const successorOf = ({ id, project_id, created_at, effective_until, quantity, ...fields }: Price): Values => ({
   ...fields,
   effective_from: isFuture(fields) ? fields.effective_from : new Date(Date.now() + SUCCESSOR_MS).toISOString(),

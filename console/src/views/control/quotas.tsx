@@ -104,7 +104,7 @@ const quotaColumns = (isAllowed: Permissions, key: unknown[]): Column<Row>[] => 
   },
 ]
 
-/** Limits of a project with what is used of them, and thresholds that report usage. */
+/** Limits of a project with their usage, and thresholds that report usage. */
 export function Quotas() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)

@@ -30,7 +30,7 @@ const Chart = lazy(() => import('#components/chart.tsx'))
 
 const POLL_MS = 60_000
 const DAY_MS = 86_400_000
-/** Groups with a color of their own; the rest is one series. */
+/** Groups with a separate color; the rest is one series. */
 const SHOWN_GROUPS = 5
 const texts = strings.usage
 

@@ -7,7 +7,7 @@ import { Prices } from './prices.tsx'
 import { Quotas } from './quotas.tsx'
 import { UsageReport } from './usage-report.tsx'
 
-/** What a project uses, what limits it, and what it costs. */
+/** The usage, limits and costs of a project. */
 export function Usage() {
   const isAllowed = usePermissions(useProjectId())
   const tabs = [

@@ -52,7 +52,7 @@ function apply(cache: QueryClient, id: string, event: StreamEvent): void {
     case 'ready':
       patch(event.data.session as Partial<Session>)
       if (!event.data.generation_id) write(null)
-      // What came between the read of the messages and the start of the stream.
+      // Messages between the read of the messages and the start of the stream.
       void cache.invalidateQueries({ queryKey: transcriptKey(id) })
       break
     case 'gap':

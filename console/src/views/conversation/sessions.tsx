@@ -21,7 +21,7 @@ const texts = strings.sessions
 const POLL_MS = 10_000
 const STATUSES = ['open', 'closed', 'expired'] as const
 
-/** What a person should know of a session at a glance. */
+/** The summary of a session in the list. */
 export function SessionBadges({
   session,
 }: {

@@ -38,7 +38,7 @@ export function AgentView() {
   const agent = useQuery({
     queryKey: ['agent', agentId],
     queryFn: ({ signal }) => readAgent(agentId, signal),
-    // Never replaces what is being edited.
+    // Never replaces an open edit.
     enabled: !isEditing,
   })
   return (

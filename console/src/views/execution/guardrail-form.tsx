@@ -23,7 +23,7 @@ const schema = {
 
 const classText = (own: unknown): unknown => (typeof own === 'object' ? JSON.stringify(own, null, 2) : own)
 
-/** An expression of a text, or the text where it is none: the service says what is wrong with it. */
+/** An expression of a text, or the text where it is none: the service reports its problems. */
 function classOf(text: unknown): unknown {
   try {
     return parseExactJson(String(text))

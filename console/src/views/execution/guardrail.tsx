@@ -48,7 +48,7 @@ const guardrailKey = (id: string) => ['guardrail', id]
 /** Agents and tools that are read to find those with a guardrail. */
 const READ_MAX = 1000
 
-/** A guardrail: its rules, a trial of them, where it applies, and what it decided. */
+/** A guardrail: its rules, a trial of them, where it applies, and its decisions. */
 export function GuardrailView() {
   const { guardrailId } = useIds()
   const guardrail = useQuery<Read<Guardrail>>({
@@ -220,7 +220,7 @@ function Trial({ guardrail }: { guardrail: Guardrail }) {
 
 type Target = { kind: 'project' | 'agent' | 'tool'; id: string; name: string; guardrail_ids: string[] }
 
-/** Changes the guardrails of a record as it is now; a change by another meanwhile is refused. */
+/** Changes the guardrails of a record as currently shown; a change by another meanwhile is refused. */
 async function changeGuardrails({ kind, id }: Target, change: (ids: string[]) => string[]): Promise<unknown> {
   const idsOf = (record: object) => change((record as { guardrail_ids?: string[] | null }).guardrail_ids ?? [])
   if (kind === 'agent') {

@@ -119,7 +119,7 @@ function Exchange({ agentIds, labelOf }: { agentIds: string[]; labelOf: (id: str
     await Promise.all(exchanges.map(each => each.send(prompt)))
     input.current?.focus()
   }
-  /** Takes a prompt back into the field, and forgets what came of it. */
+  /** Takes a prompt back into the field, and drops its result. */
   const fork = (prompt: string, index: number) => {
     for (const each of exchanges) each.returnTo(index)
     setMessage(prompt)

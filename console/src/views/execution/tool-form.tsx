@@ -16,7 +16,7 @@ import * as strings from '#strings.ts'
 export const TOOL_TYPES = ['http', 'mcp', 'platform', 'pipeline', 'client'] as const
 type ToolType = Tool['type']
 
-/** Fields of each type. Those of the request of a tool are written next to the others. */
+/** Fields of each type. Fields of the request of a tool are written next to the others. */
 const FIELDS: Record<ToolType, { request?: 'execute' | 'mcp'; fields: string[] }> = {
   http: {
     request: 'execute',
@@ -44,7 +44,7 @@ const FIELDS: Record<ToolType, { request?: 'execute' | 'mcp'; fields: string[] }
 const READ_ONLY = ['id', 'project_id', 'created_at', 'updated_at']
 const REQUEST_FIELDS = { execute: executeFields, mcp: mcpFields }
 
-/** The schema of the form of a type: fields of the tool, and those of its request. */
+/** The schema of the form of a type: fields of the tool, and of its request. */
 function schemaOf(type: ToolType): ObjectSchema {
   const { request } = FIELDS[type]
   const nested = request ? REQUEST_FIELDS[request] : { properties: {}, required: [] }

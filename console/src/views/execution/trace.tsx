@@ -48,7 +48,7 @@ const DETAILED = 50
 
 const texts = strings.traces
 
-/** The waterfall of a trace, by its id or that of one of its turns. */
+/** The waterfall of a trace, by its id or the id of one of its turns. */
 export function TraceView() {
   const { traceId: id } = useIds()
   const isTurn = !id.startsWith('trace_')

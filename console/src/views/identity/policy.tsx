@@ -70,13 +70,13 @@ export function NewPolicy() {
   )
 }
 
-/** A policy: its text with a simulation, what it is attached to, and its versions. */
+/** A policy: its text with a simulation, its attachments, and its versions. */
 export function PolicyView() {
   const { policyId } = useIds()
   const policy = useQuery({
     queryKey: ['policy', policyId],
     queryFn: ({ signal }) => readPolicy(policyId, signal),
-    // Never replaces what is being edited.
+    // Never replaces an open edit.
     refetchOnWindowFocus: false,
   })
   return (

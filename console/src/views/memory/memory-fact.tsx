@@ -32,10 +32,10 @@ const texts = strings.memory
 
 const memoryKey = (id: string) => ['memory', id]
 
-/** Facts before and after one that are read. */
+/** Facts before and after a fact that are read. */
 const CHAIN_MAX = 20
 
-/** A fact: whether it holds, what it has replaced and what has replaced it. */
+/** A fact: whether it is current, its predecessors and its successors. */
 export function MemoryFactView() {
   const { memoryId } = useIds()
   return (
@@ -193,7 +193,7 @@ function History({ memory }: { memory: Memory }) {
   )
 }
 
-/** Changes a fact in place: for what was wrong from the start. */
+/** Changes a fact in place: for an error from the start. */
 function CorrectForm({ memory, stale, onDone }: { memory: Memory; stale: string[][]; onDone: () => void }) {
   const save = useAction({
     run: async (values: MemoryPatch) => updateMemory(api, { ...values, memory_id: memory.id }),

@@ -19,7 +19,7 @@ import * as strings from '#strings.ts'
 
 const SEVERITIES = ['critical', 'warning', 'info']
 
-/** What waits for a person: approvals, forms, sessions that ask for one, and exceptions. */
+/** Items that wait for a person: approvals, forms, sessions and exceptions. */
 export function Inbox() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)

@@ -33,7 +33,7 @@ const POLL_MS = 10_000
 const SAMPLE = 100
 const SHOWN = 8
 
-/** Reads the figures of a project. `status` is that of the deployment, for those who may see it. */
+/** Reads the figures of a project. `status` describes the deployment, for those who may see it. */
 function useFigures(projectId: string, status: SystemStatus | undefined): Figure[] {
   const isAllowed = usePermissions(projectId)
   const refetchInterval = every(POLL_MS)

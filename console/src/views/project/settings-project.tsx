@@ -18,7 +18,7 @@ import * as strings from '#strings.ts'
 
 const texts = strings.settings
 
-/** The fields of a project, in sections that are saved apart. */
+/** The fields of a project, in sections that are saved separately. */
 const SECTIONS = [
   { title: texts.general, only: ['name', 'description', 'search_language', 'default_model_route_id', 'guardrail_ids'] },
   {
@@ -50,7 +50,7 @@ export function ProjectSettings() {
   const project = useQuery<Project>({
     queryKey: ['project', projectId],
     queryFn: async ({ signal }) => getProject(api, { project_id: projectId }, { signal }),
-    // Never replaces what is being edited.
+    // Never replaces an open edit.
     refetchOnWindowFocus: false,
   })
   const routes = useQuery({
@@ -77,7 +77,7 @@ export function ProjectSettings() {
           {SECTIONS.map(({ title, only }) => (
             <Section title={title} key={title}>
               <ProjectForm
-                // Another section that was saved leaves what is typed here.
+                // Another section that was saved leaves the typed text.
                 key={JSON.stringify(only.map(name => record[name as keyof Project]))}
                 project={record}
                 only={only}

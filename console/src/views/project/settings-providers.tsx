@@ -104,7 +104,7 @@ export function ProviderSettings() {
   )
 }
 
-/** Asks a provider for one token, and shows its answer in place. */
+/** Requests one token of a provider, and shows its answer in place. */
 function Check({ providerId }: { providerId: string }) {
   const check = useAction({ run: async () => checkAiProvider(api, { ai_provider_id: providerId }) })
   return (

@@ -250,7 +250,7 @@ function Step({ title, text, isDone, action, body }: StepProps) {
   )
 }
 
-/** Asks the provider for a reply of one token. */
+/** Requests a reply of one token. */
 function ProviderCheck({ id }: { id: string }) {
   const check = useMutation({ mutationFn: async () => checkAiProvider(api, { ai_provider_id: id }) })
   const { data } = check
