@@ -46,7 +46,7 @@ const RUNS = rounds('CRASH_RUNS', 2, 200)
 const KILLS = rounds('CRASH_KILLS', 1, 20)
 const SEED = Number(process.env.CRASH_SEED ?? 1)
 
-/** Runs that are driven at once. */
+/** Runs that are driven concurrently. */
 const AT_ONCE = 24
 
 /** Short leases, so that a lost worker is missed within seconds, and as many deliveries as there may be kills. */
@@ -81,7 +81,7 @@ describe('runs whose workers are lost', function () {
     app = await startAgentApp({ workers: [], env: FAST, ...options })
     references = (await cast(app.key, double)).references
   }
-  /** The graph with every type of node, with a store of its own. */
+  /** The graph with every type of node, with a separate store. */
   const everything = async (): Promise<{ id: string; definition: GraphDefinition; store: string }> => {
     const store = taken(await app.key.post('/memory-stores', { name: 'words' }), 201).id
     const definition = everyType({ ...references, agent: app.agentId, store })

@@ -35,7 +35,7 @@ describe('the module of CONTRIBUTING.md', function () {
         fs.mkdirSync(path.dirname(target), { recursive: true })
         fs.writeFileSync(target, text)
       } else {
-        // The list of modules: the import, and its name behind another one.
+        // The list of modules: the import, and its name after another one.
         const [, name] = /^import (\w+) /.exec(text) as RegExpExecArray
         const before = note.replace('after ', '')
         const list = fs.readFileSync(target, 'utf8').replace(`  ${before},\n`, `  ${before},\n  ${name},\n`)

@@ -18,7 +18,7 @@ type Report = {
 
 const root = path.resolve(import.meta.dirname, '../..')
 
-/** The commands of a page by the heading they stand under, in the order of the page. */
+/** The commands of a page by the heading above them, in the order of the page. */
 function commandsOf(page: string): Map<string, string> {
   const sections = fs.readFileSync(path.join(root, page), 'utf8').split(/^## /m)
   const commands = sections.map(section => [
@@ -153,7 +153,7 @@ describe('the commands of the pages', function () {
     const sections = commandsOf('docs/content.md')
     const answers = await answersOf(sections, base)
     assert.deepEqual([...answers.keys()], [...sections.keys()])
-    // The one that the page announces.
+    // The command that the page announces.
     assert.deepEqual(failures(answers), ['VALIDATION_FAILED'])
     const of = (heading: string) => answers.get(heading) ?? ''
 
@@ -340,7 +340,7 @@ describe('the commands of the pages', function () {
     const sections = commandsOf('docs/tools.md')
     const answers = await answersOf(sections, base)
     assert.deepEqual([...answers.keys()], [...sections.keys()])
-    // The one that the page announces.
+    // The command that the page announces.
     assert.deepEqual(failures(answers), ['VALIDATION_FAILED', 'VALIDATION_FAILED'])
     const of = (heading: string) => answers.get(heading) ?? ''
     assert.equal(of('Call an endpoint'), '["double-1","double-embed"]')
@@ -469,7 +469,7 @@ describe('the commands of the pages', function () {
     const chats = of('Images and files in chats')
     assert.match(chats, /"content":"What is this\?\\n\\n\[image: a dot\]"/)
     assert.match(chats, /double-1.*\{"id":"file_[^"]+","filename":"dot.png","content_type":"image\/png"/s)
-    // The stream as it is read first, the turn from its start, and what follows its second piece.
+    // The stream as read first, the turn from its start, and the pieces after its second.
     assert.deepEqual(of('Streams').match(/^id: 1$|^event: completed$/gm), [
       'id: 1',
       'event: completed',

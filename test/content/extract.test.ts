@@ -109,7 +109,7 @@ async function readers(parent?: number): Promise<Process[]> {
     .filter(process => parent === undefined || process.parent === parent)
 }
 
-/** The most memory a reader of this process was seen with while something went on. */
+/** The most memory a reader of this process had during a task. */
 async function peak(running: Promise<unknown>): Promise<number> {
   let most = 0
   let done = false
@@ -211,7 +211,7 @@ describe('text of PDFs', () => {
     assert.match(message, /password/)
   })
 
-  it('does not come out of what is no PDF', async () => {
+  it('is not extracted from a file that is no PDF', async () => {
     const png = Buffer.concat([Buffer.from('89504e470d0a1a0a0000000d49484452', 'hex'), Buffer.alloc(5000, 9)])
     const noise = Buffer.alloc(300_000)
     for (let at = 0; at < noise.length; at++) noise[at] = Math.imul(at, 2654435761) >>> 24
@@ -281,7 +281,7 @@ describe('the process that reads PDFs', () => {
       const reading = extractPdf(onePage({ content }), LIMITS)
       const most = await peak(reading)
       overLimit(await reading, /536870912 bytes of memory/)
-      // The look at its memory comes every 25 ms; what it takes in between comes on top.
+      // Its memory is read every 25 ms; memory taken in between comes on top.
       assert(most < 1024 * MEBIBYTE, `${most / MEBIBYTE} MiB`)
     }
     assert.deepEqual(pagesOf(await extractPdf(pdf(['alive']), LIMITS)), [{ number: 1, text: 'alive' }])
@@ -300,7 +300,7 @@ describe('the process that reads PDFs', () => {
     await eventually(async () => (await readers(process.pid)).length === 0)
   })
 
-  it('is killed when nobody wants the text any more', async () => {
+  it('is killed when no caller waits for the text', async () => {
     const reason = new Error('stopping')
     const aborting = new AbortController()
     setTimeout(() => aborting.abort(reason), 500)
@@ -320,7 +320,7 @@ describe('the process that reads PDFs', () => {
     assert.equal(extraction.retry, true)
   })
 
-  it('reads the next file too, and as many at once as are asked for', async () => {
+  it('reads the next file too, and several files concurrently', async () => {
     await extractPdf(pdf(['one']), LIMITS)
     const [first] = await readers(process.pid)
     const texts = Array.from({ length: 3 }, (_, at) => `text ${at}`)
@@ -337,7 +337,7 @@ describe('the process that reads PDFs', () => {
     assert.equal((await readers(process.pid)).length, 3)
   })
 
-  it('is one of at most INGESTION_PDF_PROCESSES, and what waits for it does not use up its time', async () => {
+  it('is limited to INGESTION_PDF_PROCESSES, and waiting for a process does not use up the time limit', async () => {
     for (const { pid } of await readers(process.pid)) process.kill(pid, 'SIGKILL')
     await eventually(async () => (await extractPdf(pdf(['x']), LIMITS)).ok)
     const one = { ...slowLimits, INGESTION_PDF_PROCESSES: 1 }
@@ -386,7 +386,7 @@ describe('the process that reads PDFs', () => {
     assert.deepEqual(begun, ['hostile', 'hostile', 'other', 'third', 'hostile', 'hostile'])
   })
 
-  it('is not waited for by who does not want the text any more; others keep their turn', async () => {
+  it('is not waited for by a caller who has left; others keep their turn', async () => {
     const one = { ...slowLimits, INGESTION_PDF_PROCESSES: 1 }
     const reading = extractPdf(slow(), one, { timeoutMs: 1000 })
     const reason = new Error('stopping')
@@ -427,7 +427,7 @@ describe('the process that reads PDFs', () => {
     assert.equal(pagesOf(again)[0].text, 'two')
   })
 
-  it('knows nothing of the environment', async function () {
+  it('receives no variable of the environment', async function () {
     if (!existsSync('/proc')) return this.skip()
     process.env.CONTENT_TEST_SECRET = 'hidden'
     try {
@@ -670,7 +670,7 @@ describe('text of text files', () => {
     overLimit(extraction, /10000 bytes \(INGESTION_MAX_TEXT_BYTES\)/)
     assert.equal(count, 11)
     assert.deepEqual(pagesOf((await read(many(10, 'é'.repeat(500)), 10_000)).extraction), page('é'.repeat(5000)))
-    // What is trimmed off is no text, however much it is; in between it is.
+    // Trimmed blanks are no text, however many; blanks in between are.
     const blank = ' '.repeat(1000)
     assert.deepEqual(pagesOf((await read([...many(100, blank), 'a', ...many(100, blank)], 100)).extraction), page('a'))
     assert.deepEqual(pagesOf((await read(['a', ' \n', '\n ', 'b'], 6)).extraction), page('a \n\n b'))

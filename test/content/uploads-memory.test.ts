@@ -10,7 +10,7 @@ const MIB = 1024 * 1024
 const SIZE = 128 * MIB
 const BOUND = 64 * MIB
 
-// A process that has done nothing yet: one that is warm has taken the memory that it needs before it is measured.
+// A process that has done nothing yet: a warm process has taken the memory that it needs before it is measured.
 describe('the memory of a web process that has just started', function () {
   this.timeout(180_000)
   let app: TestApp
@@ -25,7 +25,7 @@ describe('the memory of a web process that has just started', function () {
   })
   after(() => app?.close())
 
-  /** The most that a fresh process held while something was done, above what it held before. */
+  /** The most that a fresh process held during a task, above its earlier memory. */
   async function growth(work: (url: string) => Promise<void>): Promise<number> {
     const web = await startProcess('web', app.databaseUrl, { FILES_MAX_UPLOAD_BYTES: String(SIZE) }, [], HEAP_FLAGS)
     try {
@@ -95,7 +95,7 @@ describe('the memory of a web process that has just started', function () {
     [16, 16 * MIB],
     [64, 4 * MIB],
   ]) {
-    it(`grows by less than 320 MiB for ${readers} reads of ${size / MIB} MiB in base64 at once`, async () => {
+    it(`grows by less than 320 MiB for ${readers} reads of ${size / MIB} MiB in base64 concurrently`, async () => {
       const bytes = randomBytes(size)
       const form = formOf([{ bytes, name: `read-${readers}.bin`, type: 'application/x-bin' }])
       const { body: made } = await sendForm(app.url, key.token, '/files/upload', form)
@@ -126,7 +126,7 @@ describe('the memory of a web process that has just started', function () {
     })
   }
 
-  it('grows by less than 160 MiB for eight uploads of 25 MiB in base64 at once', async () => {
+  it('grows by less than 160 MiB for eight concurrent uploads of 25 MiB in base64', async () => {
     const body = Buffer.from(JSON.stringify({ content: Buffer.alloc(25 * MIB).toString('base64') }))
     const headers = { 'content-type': 'application/json' }
     const grown = await growth(async url => {
@@ -134,7 +134,7 @@ describe('the memory of a web process that has just started', function () {
         sendRaw(url, { path: '/files/upload/base64', token: key.token, headers, pieces: [body] }) as Promise<any>
       for (const made of await Promise.all(Array.from({ length: 8 }, send))) assert.equal(made.body.size, 25 * MIB)
     })
-    // Texts and their bytes are garbage at once, of which V8 lets tens of MiB lie. Held whole they were 466 MiB.
+    // Texts and their bytes are garbage immediately, of which V8 lets tens of MiB lie. Held whole they were 466 MiB.
     assert.ok(grown < 2.5 * BOUND, `${Math.round(grown / MIB)} MiB`)
   })
 })

@@ -102,7 +102,7 @@ describe('ten thousand malformed requests', function () {
     const log = app.logs.filter(line => /"level":"(error|fatal)"/.test(line))
     assert.equal(findings.length, 0, `FUZZ_SEED=${SEED}\n${summary(findings)}\n${log.slice(0, 5).join('')}`)
     assert.deepEqual(log.slice(0, 5), [], `FUZZ_SEED=${SEED}`)
-    // The requests reached into the operations: what is right was done, what is wrong was refused at every stage.
+    // The requests reached into the operations: valid ones were done, invalid ones refused at every stage.
     for (const status of ['200', '201', '204', '400', '401', '403', '404', '409'])
       assert.ok((seen.get(status) ?? 0) > 0, `no answer had status ${status}: ${JSON.stringify([...seen])}`)
     const never = operations.map(({ id }) => id).filter(id => !done.has(id))
@@ -126,7 +126,7 @@ describe('ten thousand malformed requests', function () {
     for (let round = 0; round < 8; round++) await Promise.all(Array.from({ length: 50 }, one))
   })
 
-  it('leave the process as it was', async () => {
+  it('leave the process unchanged', async () => {
     assert.equal((await app.anonymous.get('//readyz')).status, 200)
     for (const caller of callers) assert.equal(await caller.check(), null, caller.name)
     const open = () =>
@@ -280,7 +280,7 @@ async function populated(
       ids.apr = [...(ids.apr ?? []), filed.id]
     }
   }
-  // Projects that may be deleted, and the one that holds everything.
+  // Projects that may be deleted, and the project of all rows.
   ids.proj.push(projectId, projectId, projectId)
   for (const [path, prefix] of [
     ['/audit-log', 'audit'],
@@ -324,7 +324,7 @@ async function callersOf(app: TestApp, projectId: string) {
   ]
 }
 
-/** Most requests come from callers who may do much: what is refused at once tests little. */
+/** Most requests come from callers who may do much: an immediate refusal tests little. */
 const callerIndex = (roll: number): number => (roll < 0.4 ? 0 : roll < 0.65 ? 1 : roll < 0.85 ? 2 : roll < 0.95 ? 3 : 4)
 
 /** Requests that end the sessions of the user who sends them. */
@@ -351,7 +351,7 @@ async function soothe(app: TestApp): Promise<void> {
   await app.services.pool.query(sql.unsafe`update projects set paused_at = null where paused_at is not null`)
 }
 
-/** Follows what was made and deleted, so that later requests find something to work on. */
+/** Records creations and deletions, so that later requests find something to work on. */
 function learn(described: Described, request: FuzzRequest, answered: Answered, ids: Ids): void {
   if (answered.status === 204 && request.method === 'DELETE') {
     const deleted = request.path.split('?')[0].split('/').at(-1)
@@ -387,7 +387,7 @@ function send(url: string, request: FuzzRequest, agent: Agent): Promise<Answered
           ms: performance.now() - started,
         })
       }
-      // A stream of a turn that nobody works on never ends; that it began is the answer.
+      // A stream of a turn without a worker never ends; that it began is the answer.
       if (res.headers['content-type']?.startsWith('text/event-stream')) {
         done()
         res.destroy()
@@ -438,7 +438,7 @@ function answerValidators(document: Json): Validators {
   }
 }
 
-/** What is wrong with an answer; null when nothing is. */
+/** The error in an answer; null without one. */
 function judge(answered: Answered, request: FuzzRequest, described: Described, validators: Validators): string | null {
   const { document } = validators
   const { status, text } = answered
@@ -501,7 +501,7 @@ const problemsFine = (problems: unknown): boolean =>
 const shown = ({ method, path, headers, body }: FuzzRequest): string =>
   `${method} ${path.slice(0, 300)} ${JSON.stringify({ ...headers, authorization: headers.authorization?.slice(0, 20) }).slice(0, 400)} ${body?.toString().slice(0, 700) ?? ''}`
 
-/** Sends bytes and answers what came back until the other side closes, or half a second of silence. */
+/** Sends bytes and returns the response until the other side closes, or half a second of silence. */
 function exchange(url: string, bytes: Buffer): Promise<string> {
   const { hostname, port } = new URL(url)
   return new Promise((resolve, reject) => {

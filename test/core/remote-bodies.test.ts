@@ -9,7 +9,7 @@ import { bomb, CODINGS, FRAMINGS, startBombs } from '../support/bombs.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 
 const MIB = 1024 * 1024
-/** Several times what reading the 16 MiB takes after which an answer is given up, and a fifth of what a bomb would. */
+/** Several times the time for the 16 MiB after which an answer is abandoned, and a fifth of what a bomb would. */
 const BOUND = 200 * MIB
 
 /** Bytes of memory that a process holds, and the most it ever held, as the kernel counts them. */
@@ -53,7 +53,7 @@ describe('small remote bodies that unpack to a gigabyte', function () {
   }
   const base = (coding: string, framing: string) => `${bombs.url}/${encodeURIComponent(coding)}/${framing}/v1`
 
-  /** By how much the most that a process ever held is above what it held before something was done. */
+  /** By how much the most that a process ever held is above its memory before a task. */
   async function growth(worked: TestProcess, work: () => Promise<void>): Promise<number> {
     const { now } = await resident(worked.pid)
     await work()
@@ -97,7 +97,7 @@ describe('small remote bodies that unpack to a gigabyte', function () {
     }
   })
 
-  it('do not fill a web process that asks a token endpoint', async () => {
+  it('do not fill a web process that calls a token endpoint', async () => {
     const directory = await mkdtemp(path.join(tmpdir(), 'muster-identity-'))
     try {
       const account = (coding: string) => ({

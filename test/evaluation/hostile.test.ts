@@ -37,7 +37,7 @@ describe('a hostile project that evaluates', () => {
     eventually(async () => ((await app.lanes.gate(gate))?.waiting ? true : null), { what: `a call at ${gate}` })
   const open = (gate: string) => app.lanes.read('POST', `/control/gates/${gate}/open`)
 
-  it('has no judge asked with one value thousands of times', async () => {
+  it('never calls a judge with one value thousands of times', async () => {
     const agent_id = await app.echo('many')
     await app.lanes.put('many-judge', { rules: [{ reply: { text: '{"score": 1}' } }] })
     const dataset_id = await app.dataset([item('x'.repeat(MiB), 'y'.repeat(MiB))])
@@ -47,7 +47,7 @@ describe('a hostile project that evaluates', () => {
     assert.deepEqual([run.status, error.code, error.meta.scorer], ['completed', 'EVAL_SCORING_FAILED', 'llm_judge'])
     assert.match(error.message, /at most 8388608/)
     assert.equal((await app.lanes.requests('many-judge')).length, 0)
-    // What an item and an answer take is asked whole.
+    // A judge receives an item and an answer whole.
     const plain = await app.eval({ agent_id, dataset_id, scorers: [judge('many-judge', '{{expected}}{{input}}')] })
     assert.equal((await app.run(plain.id)).completed_count, 1)
   })
@@ -95,7 +95,7 @@ describe('a hostile project that evaluates', () => {
     assert.equal(await left(), 0)
   })
 
-  it('has no judge asked while it is paused', async () => {
+  it('calls no judge while it is paused', async () => {
     const agent_id = await app.echo('halted', [{ reply: { text: 'Yes', gate: 'halted' } }])
     await app.lanes.put('halted-judge', { rules: [{ reply: { text: '{"score": 1}' } }] })
     const dataset_id = await app.dataset([item('x', 'Yes')])
@@ -133,7 +133,7 @@ describe('a hostile project that evaluates', () => {
     const own = await made(user, '/evals', { ...body, name: 'own', dataset_id: mine })
     refused(await user.patch(`/evals/${own.id}`, { dataset_id: secret }), 403, 'FORBIDDEN')
     assert.equal((await user.patch(`/evals/${own.id}`, { group_by: 'kind' })).status, 200)
-    // Neither may it have an eval of others show what it does not: what scorers see and metadata that groups show.
+    // Neither may it have an eval of others show hidden values: values that scorers see and metadata that groups show.
     const theirs = await app.eval({ agent_id, dataset_id: secret, scorers: EXACT })
     refused(await user.patch(`/evals/${theirs.id}`, { group_by: 'kind' }), 403, 'FORBIDDEN')
     refused(await user.patch(`/evals/${theirs.id}`, { scorers: [{ type: 'contains', value: 'x' }] }), 403, 'FORBIDDEN')
@@ -181,7 +181,7 @@ describe('a hostile project that evaluates', () => {
       }
     })
 
-    it('is told which line is no UTF-8, and writes none of it', async () => {
+    it('receives the number of the line that is no UTF-8, and writes no item of it', async () => {
       const id = await app.dataset([])
       const latin = (text: string) => Buffer.from(text, 'latin1') as unknown as string
       const post = async (body: string, type: string) => {
@@ -350,7 +350,7 @@ describe('a hostile project that evaluates', () => {
     }
   })
 
-  it('whose run cannot be settled is told so once, and whoever it keeps from ending otherwise is not', async function () {
+  it('whose run cannot be settled is notified once; runs that it keeps from ending otherwise are not', async function () {
     this.timeout(90_000)
     const { pool } = app.services
     const dataset_id = await app.dataset([item('x', 'Yes')])
@@ -362,7 +362,7 @@ describe('a hostile project that evaluates', () => {
     const completes = `new.status = 'completed' and new.eval_id = '${broken.id}'`
     await refusingUpdates(app.services, 'eval_runs', completes, async () => {
       const run = await made(app.key, `/evals/${broken.id}/runs`, {})
-      // What waits before it is tried again is left out.
+      // Items that wait for a retry are left out.
       const hurried = setInterval(
         () =>
           void pool
@@ -395,7 +395,7 @@ describe('a hostile project that evaluates', () => {
     })
   })
 
-  it('has a run that the sweep cannot end, and those of others are ended', async () => {
+  it('has a run that the sweep cannot end, and runs of others are ended', async () => {
     const { pool } = app.services
     const gate = 'unswept'
     const agent_id = await app.echo(gate, [{ reply: { text: 'Yes', gate } }])
@@ -418,7 +418,7 @@ describe('a hostile project that evaluates', () => {
     assert.equal((await ended(app.key, runs[0])).errored_count, 1)
   })
 
-  it('is told of versions beyond all numbers that there are none', async () => {
+  it('receives 404 for versions beyond all numbers', async () => {
     const agent_id = await app.echo('versions')
     const { id } = await app.eval({ agent_id, dataset_id: await app.dataset([item('x')]), scorers: EXACT })
     for (const version of [2 ** 31, Number.MAX_SAFE_INTEGER]) {
@@ -442,7 +442,7 @@ describe('a hostile project that evaluates', () => {
     refused(await app.key.post('/evals', { ...body, scorers: scorers.slice(1) }), 400, 'TOOL_NOT_FOUND')
   })
 
-  it('asks no judge, tool or decider for a key that is gone', async () => {
+  it('calls no judge, tool or decider for a deleted key', async () => {
     const agent_id = await app.echo('gone')
     await app.lanes.put('gone-judge', { rules: [{ reply: { text: '{"score": 1}', gate: 'gone-judge' }, times: 1 }] })
     await app.lanes.put('gone-other', { rules: [{ reply: { text: '{"score": 1}' } }] })

@@ -151,7 +151,7 @@ describe('durable turns', function () {
     })
     const agent = await app.agent({ model: 'cursed/m' })
     const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
-    // The first settles a step and dies at the next; two more die at once.
+    // The first settles a step and dies at the next; two more die immediately.
     const first = await worker({ FAULT_POINTS: 'before_settle=kill' })
     await first.exited
     for (let lost = 0; lost < 2; lost++) await (await worker({ FAULT_POINTS: 'before_model=kill' })).exited
@@ -190,7 +190,7 @@ describe('durable turns', function () {
       const waiting = sql.type(z.object({ pid: z.int() }))`
         select pid from pg_stat_activity
         where datname = current_database() and wait_event_type = 'Lock' and query !~ 'last_used_at'`
-      // A transaction sees the activity as it was when it first looked, unless it says otherwise.
+      // A transaction sees the activity of its first read, unless it says otherwise.
       const look = async () => {
         await tx.query(sql.unsafe`select pg_stat_clear_snapshot()`)
         return tx.maybeOneFirst(waiting)

@@ -5,10 +5,10 @@ import { client, startApp } from '../support/app.ts'
 import { HEAP_FLAGS, startProcess } from '../support/processes.ts'
 import { made } from './tool-target.ts'
 
-describe('calls of tools, a hundred large ones of one project at once', function () {
+describe('calls of tools, a hundred large ones of one project concurrently', function () {
   this.timeout(240_000)
 
-  it('leave a web process with a heap of 1 GiB alive, and are answered or told to come again', async () => {
+  it('leave a web process with a heap of 1 GiB alive, and are answered or refused with a retry time', async () => {
     const body = Buffer.from(JSON.stringify(Array.from({ length: 190_000 }, (_, n) => `value ${n} ${'y'.repeat(36)}`)))
     const server = createServer((request, response) => {
       request.resume()

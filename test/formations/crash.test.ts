@@ -130,7 +130,7 @@ describe('formations whose workers are lost', function () {
     await handler?.close()
   })
 
-  it('go on with another worker: nothing is made twice, forgotten or left behind', async () => {
+  it('continue with another worker: nothing is made twice, forgotten or orphaned', async () => {
     const things: string[] = []
     for (const points of KILLS) {
       const projectId = await project()
@@ -219,7 +219,7 @@ describe('formations whose workers are lost', function () {
   }
   const ALL_CREATED = Object.keys(SMALL).map(name => [name, 'create', 'succeeded'])
 
-  it('go on within five seconds with another worker, whatever the lost one was doing', async () => {
+  it('continue within five seconds with another worker, whatever the lost one was doing', async () => {
     // With the intervals of a deployment. A frozen worker has claimed the deploy and is killed while the other one lives.
     for (const point of ['formation_called', 'formation_step']) {
       const projectId = await project()
@@ -244,14 +244,14 @@ describe('formations whose workers are lost', function () {
     }
   })
 
-  it('write nothing when they wake up behind their lease', async () => {
+  it('write nothing when they wake up after their lease', async () => {
     const projectId = await project()
     const frozen = await doomed('formation_called=freeze:5000')
     const { id } = await create(projectId, 'frozen', SMALL)
     const documents = async () => (await ok(app.admin.get(`/documents?project_id=${projectId}`))).total
     await eventually(documents, { what: 'the document that the frozen worker makes' })
     const { pool, queues } = app.services
-    // As it is once the lease of the worker, and that of its message, are over.
+    // The state once the lease of the worker, and of its message, are over.
     const operation_id = await pool.oneFirst(sql.unsafe`
       update formation_attempts set due_at = now() - interval '1 s' where formation_id = ${id} returning id`)
     await pool.query(sql.unsafe`
@@ -335,7 +335,7 @@ describe('formations whose workers are lost', function () {
     assert.deepEqual(await lastEvents(String(id)), [['Key', 'create', 'succeeded'], ...ALL_CREATED])
   })
 
-  it('try again what was refused once its reason is gone', async () => {
+  it('retry refused changes once the reason is gone', async () => {
     const projectId = await project()
     const { id: taken } = await ok(
       app.admin.post('/documents', { project_id: projectId, content: 'x', path: '/small.txt' }),

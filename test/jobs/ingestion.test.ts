@@ -209,7 +209,7 @@ describe('workers of ingestion', function () {
     await isWhole(id)
   })
 
-  it('a worker whose grace runs out hands its document back at once', async () => {
+  it('a worker whose grace runs out requeues its document immediately', async () => {
     const id = await accepted()
     const provider = await startEmbeddingServer(64)
     const patient = {
@@ -237,7 +237,7 @@ describe('workers of ingestion', function () {
     }
   })
 
-  it('a worker that starts goes on at once with the document of one that was killed, whatever the lease is', async () => {
+  it('a worker that starts immediately continues the document of a killed worker, whatever the lease is', async () => {
     const id = await accepted()
     const provider = await startEmbeddingServer(64)
     const patient = {
@@ -294,7 +294,7 @@ describe('workers of ingestion', function () {
     const reader = () => readersOf(reading.pid)
     const id = await accepted({}, slowPdf(), { content_type: 'application/pdf' })
     await eventually(async () => (await reader()).length === 1)
-    // Its claim is lost: the next one reads in a process of its own.
+    // Its claim is lost: the next one reads in a separate process.
     const [first] = await reader()
     assert.equal((await key.post(`/documents/${id}/ingest`)).status, 202)
     await eventually(async () => (await reader()).every(pid => pid !== first) && (await reader()).length === 1)
@@ -497,7 +497,7 @@ describe('workers of ingestion', function () {
       const ended = (await eventsOf(app, id)).filter(({ name }) => /ingested|ingest_failed/.test(name))
       assert.ok(ended.length <= (admitted.get(id) as number), `${id}, ${seeded}`)
       const { status, body } = await key.get(`/documents/${id}`)
-      // Only a document that is ready shows a text; how the others may have ended is asked above.
+      // Only a document that is ready shows a text; how the others may have ended is checked above.
       if (status === 404 || body.status !== 'ready') continue
       const text = (await chunksOf(app, id)).map(chunk => chunk.content).join('')
       assert.equal(text, body.content, seeded)
@@ -530,7 +530,7 @@ describe('workers of ingestion', function () {
   })
 })
 
-describe('ingestion that nobody works on', function () {
+describe('orphaned ingestion', function () {
   this.timeout(60_000)
   let web: TestApp
   let key: TestApp['admin']
@@ -555,7 +555,7 @@ describe('ingestion that nobody works on', function () {
   const statusInRow = (id: string) =>
     web.services.pool.oneFirst(sql.unsafe`select status from documents where id = ${id}`) as Promise<string>
 
-  /** Begins an attempt so many times while its document is locked and a statement of the test changes something. */
+  /** Begins an attempt `times` times while its document is locked and a statement of the test changes something. */
   const beginLate = async (id: string, attempt: string, times: number, change: QuerySqlToken) => {
     const { pool } = web.services
     const locked = await pool.transaction(async tx => {
@@ -591,7 +591,7 @@ describe('ingestion that nobody works on', function () {
     await worker.close()
   })
 
-  it('gets one message however often the sweep looks', async () => {
+  it('gets one message however often the sweep runs', async () => {
     const id = await accepted()
     await age(web, id, 10)
     for (let look = 0; look < 3; look++) await sweep(web)
@@ -682,7 +682,7 @@ describe('ingestion that nobody works on', function () {
     }
   })
 
-  it('ends once for many who read it at once', async () => {
+  it('ends once for many concurrent readers', async () => {
     const id = await accepted()
     await age(web, id, 3601)
     const answers = await Promise.all(Array.from({ length: 10 }, () => key.get(`/documents/${id}`)))
@@ -740,11 +740,11 @@ describe('ingestion that nobody works on', function () {
     await worker.close()
   })
 
-  it('goes on with the next try when its cause is gone', async () => {
+  it('continues with the next try when its cause is gone', async () => {
     const file = await upload(key, 'some text')
     await web.services.pool.query(sql.unsafe`update files set size = 99 where id = ${file}`)
     const { body } = await key.post('/documents/ingest', { file_id: file })
-    // What was handed back is no failure.
+    // A requeued attempt is no failure.
     await web.services.pool.query(sql.unsafe`update ingestion_attempts set claims = 5 where document_id = ${body.id}`)
     const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
     await eventually(async () =>
@@ -782,7 +782,7 @@ describe('ingestion that nobody works on', function () {
     await worker.close()
   })
 
-  it('belongs to the last of many claims, which begins it as it is when its lock is free', async () => {
+  it('belongs to the last of many claims, which begins it unchanged when its lock is free', async () => {
     const id = await accepted()
     const { id: attempt } = await attemptOf(id)
     const change = sql.unsafe`update documents set title = 'Changed meanwhile' where id = ${id}`
@@ -808,7 +808,7 @@ describe('ingestion that nobody works on', function () {
     assert.equal(await statusInRow(id), 'pending')
   })
 
-  it('is given up with its message unless a converter is to call back', async () => {
+  it('is abandoned with its message unless a converter is to call back', async () => {
     const { onExhausted } = ingestionWork.handler
     const givenUp = async (state: string, dueIn: number) => {
       const entity_id = await accepted()

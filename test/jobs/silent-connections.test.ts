@@ -15,7 +15,7 @@ import { type SilentProxy, startSilentProxy } from '../support/silent-proxy.ts'
 const SECONDS = (process.env.SILENCE_SECONDS ?? '0.1,4').split(',').map(Number)
 /**
  * Time for everything to continue once new connections pass. Ten seconds are promised; the rest is the machine's. Without
- * the end of silent connections, work waits for its lease, a minute or longer, or for ever.
+ * the end of silent connections, work waits for its lease, a minute or longer, or endlessly.
  */
 const WITHIN_MS = 30_000
 /** Longest request that does not wait for work. 8.4 s are promised; the rest is the machine's. */
@@ -193,7 +193,7 @@ describe('processes whose connections to the database go silent', function () {
 
   const read = (text: ReturnType<typeof sql.unsafe>) => app.services.pool.any(text) as Promise<readonly any[]>
 
-  /** Waits until all acknowledged work is done, once. Fails with what is left of it when the time is over. */
+  /** Waits until all acknowledged work is done, once. Fails with the remaining work when the time is over. */
   async function settled(within: number): Promise<void> {
     let left: [string, unknown][] = [['not read', null]]
     await eventually(

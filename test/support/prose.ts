@@ -156,27 +156,6 @@ export function forbiddenWords(targets: readonly string[], base = root): Finding
     })
 }
 
-/** Tests that the check does not read yet. */
-const NOT_YET = [
-  'test/automation/crash-matrix.test.ts',
-  'test/bin/contributing.test.ts',
-  'test/bin/docs.test.ts',
-  'test/content/extract.test.ts',
-  'test/content/uploads-memory.test.ts',
-  'test/core/fuzz.test.ts',
-  'test/core/remote-bodies.test.ts',
-  'test/evaluation/hostile.test.ts',
-  'test/execution/durable.test.ts',
-  'test/execution/tools-memory.test.ts',
-  'test/formations/crash.test.ts',
-  'test/jobs/ingestion.test.ts',
-  'test/jobs/silent-connections.test.ts',
-  'test/support/run.ts',
-  'test/surfaces/description.test.ts',
-  'test/vendors/matrix.test.ts',
-  'test/work/crash-matrix.test.ts',
-]
-
 /** What the check reads by default. */
 export const PROSE: readonly string[] = [
   'src',
@@ -251,7 +230,7 @@ export function subjectFindings(directory: string, since = RULE_SINCE): string[]
 
 if (process.argv[1] === import.meta.filename) {
   const targets = process.argv.slice(2)
-  const found = forbiddenWords(targets.length > 0 ? targets : PROSE).filter(({ file }) => !NOT_YET.includes(file))
+  const found = forbiddenWords(targets.length > 0 ? targets : PROSE)
   const subjects = targets.length > 0 ? [] : subjectFindings(root)
   for (const { file, line, word, instead } of found) console.log(`${file}:${line}: "${word}" → ${instead}`)
   for (const finding of subjects) console.log(finding)

@@ -116,13 +116,13 @@ async function succeeds(
   return code === 0
 }
 
-/** Bundles the programs that tests start; without, a test that starts one says what is wrong with its modules. */
+/** Bundles the programs that tests start; without, a test that starts one reports the problems of its modules. */
 async function bundlePrograms(): Promise<void> {
   if (await succeeds(process.execPath, [support('bundle.ts')], { print: () => {} }))
     env.NODE_OPTIONS += ` --import ${pathToFileURL(support('bundled.ts'))}`
 }
 
-/** Runs a script of package.json and prints what it says; returns its name if it fails. */
+/** Runs a script of package.json and prints its output; returns its name if it fails. */
 async function check(script: string): Promise<string[]> {
   const { scripts } = JSON.parse(fs.readFileSync(path.join(root, 'package.json'), 'utf8'))
   const print = (text: string) => console.log(`${script}: ${scripts[script]}\n${text}`.trimEnd())
@@ -157,7 +157,7 @@ function report(files: FileTotals, times: FileTime[], serverMs: number): void {
   console.log(`processor time: tests ${seconds(cpuMs).trim()}, database ${seconds(serverMs).trim()}`)
 }
 
-/** Prints each failure once more, in short: those of a long run are far apart, between the lines of other files. */
+/** Prints each failure once more, in short: in a long run they are far from each other, between the lines of other files. */
 function reportFailures(files: FileTotals): void {
   for (const [file, { failures }] of Object.entries(files))
     for (const [title, message] of Object.entries(failures))

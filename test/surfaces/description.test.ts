@@ -22,7 +22,7 @@ type Json = Record<string, any>
 const root = path.resolve(import.meta.dirname, '../..')
 const run = promisify(execFile)
 
-/** Bytes of the document: as it is, and as it is sent to clients that accept an encoding. */
+/** Bytes of the document: plain, and as sent to clients that accept an encoding. */
 const MOST_BYTES = { identity: 1_200_000, br: 113_000, gzip: 153_000 }
 
 describe('the description', function () {
@@ -68,7 +68,7 @@ describe('the description', function () {
       for (const { name, description } of document.tags) assert.ok(description?.length > 10, name)
     })
 
-    it('has its command, and of an alias what it is an alias of', () => {
+    it('has its command, and of an alias the name of its original', () => {
       const known = new Map(workerCommands.all().map(({ id, words }) => [id, words]))
       for (const { id, operation } of described) assert.deepEqual(operation['x-command'], known.get(id), id)
       const aliases = described.filter(({ operation }) => operation['x-alias-of'])
@@ -108,7 +108,7 @@ describe('the description', function () {
       }
     })
 
-    it('says how lists are paged and which columns tell their rows apart', () => {
+    it('states how lists are paged and which columns identify their rows', () => {
       const lists = described.filter(({ operation }) => operation['x-paged'])
       assert.ok(lists.length > 80)
       assert.equal(lists.find(({ id }) => id === 'listActivity')?.operation['x-paged'], 'cursor')
@@ -122,7 +122,7 @@ describe('the description', function () {
       }
     })
 
-    it('says how long work is waited for: the statuses are those of what is polled', () => {
+    it('states how long work is waited for: the statuses match the polled ones', () => {
       const ids = new Set(described.map(({ id }) => id))
       for (const { id, operation } of described) {
         const asks = flatten(operations.get(id))?.fields.has('wait') ?? false
@@ -197,7 +197,7 @@ describe('the description', function () {
       (schema.$ref !== undefined && describes(target(schema.$ref))) ||
       [schema.anyOf, schema.oneOf, schema.allOf].flat().some(each => each && describes(each))
 
-    it('says what it holds', () => {
+    it('states its content', () => {
       const all = fields()
       assert.ok(all.length > 2000)
       assert.deepEqual(
@@ -216,7 +216,7 @@ describe('the description', function () {
   })
 
   describe('of streams', () => {
-    it('names each event once, tells them apart by their names, and says which are the last', () => {
+    it('names each event once, distinguishes them by their names, and marks the last ones', () => {
       const streaming = operations.all().filter(({ stream }) => stream)
       assert.ok(streaming.length >= 9)
       for (const { id, body } of described.map(each => ({ ...each, body: operations.get(each.id).body }))) {
@@ -414,7 +414,7 @@ describe('the description', function () {
     assert.equal(tags.size, 1)
   })
 
-  it('is compressed once for clients that ask for it at the same time, while other requests are answered', async () => {
+  it('is compressed once for concurrent clients, while other requests are answered', async () => {
     const other = await startApp()
     try {
       const url = `${other.url}/openapi.json`

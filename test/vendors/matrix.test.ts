@@ -24,7 +24,7 @@ const SECTION = /(?<=<!-- matrix -->\n)[\s\S]*(?=<!-- end of matrix -->)/
 
 const DEGRADED = 'degraded: '
 
-/** Returns the matrix as Markdown: the packages it was tried with, and what is not offered, degraded or fails. */
+/** Returns the matrix as Markdown: the packages it was tried with, and capabilities not offered, degraded or fails. */
 function matrixText(results: Results): string {
   const { dependencies } = JSON.parse(readFileSync(path.join(ROOT, 'package.json'), 'utf8'))
   const packages = Object.entries(dependencies).filter(([name]) => name.startsWith('@ai-sdk/'))

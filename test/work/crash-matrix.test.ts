@@ -20,7 +20,7 @@ const FAST = {
 }
 
 /**
- * Who runs the turns that an item needs: a worker during a request, one that is lost with the commit of the requested
+ * Who runs the turns that an item needs: a worker during a request, a worker lost with the commit of the requested
  * turn, or one until the end of the test.
  */
 type Turns = Record<'during' | 'lostAfter', <T>(request: () => Promise<T>) => Promise<T>> & {
