@@ -92,14 +92,14 @@ describe('state of src', () => {
     }
   })
 
-  it('is in functions of at most 100 lines, except those of a list that only shrinks', () => {
+  it('is in functions of at most 100 lines, except the functions of a list that only shrinks', () => {
     const grown = long.filter(([name, lines]) => lines > (LONGER[name] ?? MAX_LINES))
     assert.deepEqual(grown, [], 'split these functions, or make a class of a factory that returns closures')
     const left = Object.keys(LONGER).filter(name => !long.some(([other]) => other === name))
     assert.deepEqual(left, [], 'remove these from LONGER')
   })
 
-  it('is in fields that only their class writes, except those of a list that only shrinks', () => {
+  it('is in fields that only their class writes, except the fields of a list that only shrinks', () => {
     assert.deepEqual(
       writable.filter(name => !WRITABLE.includes(name)),
       [],

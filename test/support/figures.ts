@@ -141,7 +141,6 @@ const figures: Record<string, number> = {
   'lines in sql': linesOf(sql),
   migrations: sql.filter(({ file }) => /^sql\/\d{4}_/.test(file)).length,
   'forbidden words': forbiddenWords(PROSE).length,
-  'forbidden words in CHANGELOG.md': forbiddenWords(['CHANGELOG.md']).length,
   'subjects of commits to change': subjectFindings(root).length,
   'overrides in package.json': Object.keys(manifest.overrides ?? {}).length,
   'lines in README.md': read('README.md', /./)[0]!.lines,

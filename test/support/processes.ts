@@ -27,8 +27,8 @@ export const inherited = (): Record<string, string> => {
 export const GARBAGE_FLAGS = ['--min-semi-space-size=16']
 
 /**
- * Flags of processes that run one test file or program after the other. What survives is theirs to the end, so V8 need
- * not look through it again and again: not below 256 MB, and not when a test waits.
+ * Flags of processes that run one test file or program after the other. Objects that survive stay to their end, so V8 need
+ * not collect them repeatedly: not below 256 MB, and not when a test waits.
  */
 export const LASTING_FLAGS = [...GARBAGE_FLAGS, '--initial-old-space-size=256', '--no-memory-reducer']
 

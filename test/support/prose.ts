@@ -170,8 +170,10 @@ export const PROSE: readonly string[] = [
   'test',
   'sql',
   'docs',
-  'changes',
+  // Absent after a release.
+  ...(fs.existsSync(path.join(root, 'changes')) ? ['changes'] : []),
   'README.md',
+  'CHANGELOG.md',
   'CONTRIBUTING.md',
   'SECURITY.md',
 ]

@@ -2,7 +2,7 @@
  * The test command. Without arguments: type check, lint, dependency rules, then every test file. With arguments (test
  * files and options of mocha) only these tests. `--in-process` runs the workers that tests start inside the process of
  * the test, which is faster; `--installed-browser` takes a browser of this machine in place of the packed one;
- * `--nightly` repeats for hours what is random. A complete run runs files with a failed test once more, alone, and names
+ * `--nightly` repeats random tests for hours. A complete run runs files with a failed test once more, alone, and names
  * those that pass then; it fails where no test received an event that a stream declares. The last line printed is the
  * totals; a step that fails counts as one failed test.
  */
