@@ -74,21 +74,52 @@ function writableFields(source: ts.SourceFile): string[] {
   return found
 }
 
+/** Returns the methods of classes by the names of the class and of its type aliases. */
+function methodsByType(sources: Iterable<ts.SourceFile>): Map<string, Set<string>> {
+  const methods = new Map<string, Set<string>>()
+  const aliases: [name: string, of: string][] = []
+  for (const source of sources)
+    walk(source, node => {
+      if (ts.isClassDeclaration(node) && node.name) {
+        const called = node.members.filter(ts.isMethodDeclaration).map(({ name }) => name.getText())
+        methods.set(node.name.text, new Set(called))
+      } else if (ts.isTypeAliasDeclaration(node) && ts.isTypeReferenceNode(node.type))
+        aliases.push([node.name.text, node.type.typeName.getText()])
+    })
+  for (const [name, of] of aliases) if (methods.has(of)) methods.set(name, methods.get(of) as Set<string>)
+  return methods
+}
+
+/** Returns the methods that parameters and variables take from an object by destructuring, and that so lose it. */
+function detachedMethods(source: ts.SourceFile, methods: ReadonlyMap<string, ReadonlySet<string>>): string[] {
+  const found: string[] = []
+  walk(source, node => {
+    if (!(ts.isParameter(node) || ts.isVariableDeclaration(node)) || !ts.isObjectBindingPattern(node.name)) return
+    if (!node.type || !ts.isTypeReferenceNode(node.type)) return
+    const type = node.type.typeName.getText()
+    for (const { name, propertyName } of node.name.elements) {
+      const taken = (propertyName ?? name).getText()
+      if (methods.get(type)?.has(taken)) found.push(`${type}.${taken}`)
+    }
+  })
+  return found
+}
+
 describe('state of src', () => {
   const long: [string, number][] = []
   const writable: string[] = []
+  const detached: string[] = []
 
   before(function () {
     this.timeout(30_000)
     const files = fs.readdirSync(src, { recursive: true, encoding: 'utf8' }).filter(file => file.endsWith('.ts'))
     assert.ok(files.length > 1000, `${files.length} files`)
-    for (const file of files) {
-      const text = fs.readFileSync(path.join(src, file), 'utf8')
-      const hasClass = /\bclass \w/.test(text)
-      if (!hasClass && text.split('\n').length <= MAX_LINES) continue
-      const source = parse(text)
+    const sources = new Map(files.map(file => [file, parse(fs.readFileSync(path.join(src, file), 'utf8'))]))
+    const methods = methodsByType(sources.values())
+    for (const [file, source] of sources) {
       for (const [name, lines] of longFunctions(source, MAX_LINES)) long.push([`${file} ${name}`, lines])
-      if (hasClass) writable.push(...writableFields(source).map(name => `${file} ${name}`))
+      writable.push(...writableFields(source).map(name => `${file} ${name}`))
+      detached.push(...detachedMethods(source, methods).map(name => `${file} ${name}`))
     }
   })
 
@@ -110,6 +141,13 @@ describe('state of src', () => {
       [],
       'remove these from WRITABLE',
     )
+  })
+
+  it('stays with its methods: none is taken from its object by destructuring', () => {
+    assert.deepEqual(detached, [], 'call these as methods of their object')
+    const text = `class Store { save() {} }\n type Stores = Store\n const add = ({ save, name: other }: Stores) => save()`
+    const source = parse(text)
+    assert.deepEqual(detachedMethods(source, methodsByType([source])), ['Stores.save'])
   })
 
   it('is found in declarations, methods and closures', () => {

@@ -18,14 +18,15 @@ import { listOrchestrationIds } from './store.ts'
  *   creation time
  */
 export function definitionCloning(
-  { kind, fields, insert }: Versions,
+  versions: Versions,
   at: {
     naming: string
     insert?: (tx: Tx, values: any, author: VersionAuthor) => Promise<KindRow>
     idsOf?: (db: Queryable, project: string) => Promise<readonly string[]>
   },
 ): Cloneable {
-  const { naming } = at
+  const { naming, insert = (tx, values, author) => versions.insert(tx, values, author) } = at
+  const { kind, fields } = versions
   const all = (db: Queryable, project: string) =>
     db.anyFirst(idStatement`
       select id from ${sql.identifier([kind.table])} where project_id = ${project} order by created_at, id`)
@@ -44,7 +45,7 @@ export function definitionCloning(
           id: ids.get(id),
           project_id: to,
         }
-        tx.emit(kind, 'created', await (at.insert ?? insert)(tx, values, copyAuthor(caller)))
+        tx.emit(kind, 'created', await insert(tx, values, copyAuthor(caller)))
       }
     },
   }
