@@ -358,6 +358,10 @@ describe('large run trees', function () {
     assert.equal(reply.status, 204)
     assert.ok(statements < 20, `${statements} statements`)
     assert.equal((await app.key.get(`/orchestration-runs?orchestration_id=${id}`)).body.total, 1501)
+    await app.services.pool.query(sql.unsafe`
+      update orchestration_runs set status = 'failed', error = '{"code": "X", "message": "x"}' where id = ${done.id}`)
+    const retried = await app.key.post(`/orchestration-runs/${done.id}/retry`)
+    assert.deepEqual([retried.status, retried.body.error?.code], [404, 'ORCHESTRATION_NOT_FOUND'])
     const last = await steadyWorker()
     try {
       await eventually(async () => !(await exists(id)))

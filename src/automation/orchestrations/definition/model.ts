@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { Author } from '#core/api/authors.ts'
 import { kind, selectList, type Values } from '#core/api/kind.ts'
 import { createBody, patchBody, projectField, record } from '#core/api/record.ts'
-import { sql } from '#core/db/sql.ts'
+import { type Queryable, sql } from '#core/db/sql.ts'
 import { versionLabel } from '#core/resources/version.ts'
 import { versioned } from '#core/resources/versioned.ts'
 import type { Tx } from '#core/writes/writer.ts'
@@ -106,8 +106,16 @@ export type OrchestrationRow = z.output<typeof Row>
 /** Versioned fields of an orchestration. */
 export const graphFields = ['nodes', 'edges', 'state_schema', 'input_schema'] as const
 
+/** Condition that an orchestration `t` is not deleted: its runs may outlive it for a while. */
+export const notDeleted = sql.fragment`t.managed_by is distinct from 'deletion'`
+
 export const orchestrationKind = {
   ...declared,
+  /** Refers to managed orchestrations too, but to none that is deleted: no run starts after a delete. */
+  reference: async (db: Queryable, id: string, projectId: string): Promise<OrchestrationRow | null> =>
+    db.maybeOne(orchestrationRow`
+      select ${selectList(Object.keys(Row.shape))} from orchestrations t
+      where t.id = ${id} and t.project_id = ${projectId} and ${notDeleted} for key share of t`),
   /** An orchestration that a hook marked as deleted is removed later. */
   async remove(tx: Tx, row: OrchestrationRow): Promise<void> {
     await deleteUnmarked(tx, row.id)

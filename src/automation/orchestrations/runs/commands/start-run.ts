@@ -1,4 +1,8 @@
-import { type OrchestrationRow, orchestrationVersions } from '#automation/orchestrations/definition/model.ts'
+import {
+  notDeleted,
+  type OrchestrationRow,
+  orchestrationVersions,
+} from '#automation/orchestrations/definition/model.ts'
 import { valueProblems } from '#automation/orchestrations/definition/schemas.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
 import { newId } from '#core/base/ids.ts'
@@ -174,7 +178,8 @@ export async function startRunInOneStatement(
       ctes: [
         sql.fragment`project as (
           select id, paused_at, pause_reason from projects where id = ${run.project_id} for share)`,
-        sql.fragment`orchestration as (select id from orchestrations where id = ${run.orchestration_id} for key share)`,
+        sql.fragment`orchestration as (
+          select id from orchestrations t where t.id = ${run.orchestration_id} and ${notDeleted} for key share)`,
         sql.fragment`new_run as (${runInsert([run], guard)})`,
       ],
       guard,
