@@ -2,11 +2,13 @@ import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
 import { release } from '#core/base/release.ts'
 import { MIGRATIONS, migrationNames } from '#core/queues/breaking-migrations.ts'
 import { migrate } from '#core/queues/migrate.ts'
 import { migrationChecksums } from '../../scripts/collect-changes.ts'
+import { eventually } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster } from '../support/hosts.ts'
 import { cloneTemplate } from '../support/postgres.ts'
@@ -81,6 +83,45 @@ describe('migrations', function () {
   it('that are breaking and fail leave processes of the release before as they are', async () => {
     await assert.rejects(upgrade('-- breaking: true\ncreate table next (id text); select 1/0'), /division by zero/)
     assert.deepEqual([await breaking(), await recorded()], [[], migrationNames()])
+  })
+
+  it('that fail leave none of the migrations of their release', async () => {
+    fs.writeFileSync(path.join(newer, '9001_failing.sql'), '-- breaking: false\nselect 1/0')
+    await assert.rejects(upgrade('-- breaking: true\ncreate table next (id text)'), /division by zero/)
+    assert.deepEqual([await breaking(), await recorded()], [[], migrationNames()])
+  })
+
+  it('that follow each other do not cut requests that an outdated process answers to their end', async () => {
+    const web = await startProcess('web', database.url)
+    await client.query('begin; lock table users in access exclusive mode')
+    const response = fetch(`${web.url}/api/v1/users/login`, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify({ username: 'ada', password: 'not the password' }),
+    })
+    const waiting = 'select from pg_stat_activity where datname = current_database() and wait_event_type = $1'
+    await eventually(async () => (await client.query(waiting, ['Lock'])).rowCount === 1)
+    await upgrade('-- breaking: true\ncreate table next (id text)')
+    // Repeated signals within half a second are one.
+    await sleep(800)
+    fs.writeFileSync(path.join(newer, '9001_after.sql'), '-- breaking: true\ncreate table after_next (id text)')
+    await migrate(database.url, { directory: newer })
+    await sleep(200)
+    await client.query('commit')
+    assert.equal((await response).status, 401)
+    assert.deepEqual(await web.exited, { code: 0, signal: null })
+  })
+
+  it('that are breaking and of which a process was not notified make it not ready', async () => {
+    const web = await startProcess('web', database.url)
+    try {
+      await client.query(`insert into breaking_migrations (name, release) values ('9000_next', '9.0.0')`)
+      const ready = await fetch(`${web.url}/readyz`)
+      assert.equal(ready.status, 503)
+      assert.match(await ready.text(), /a migration requires a later release/)
+    } finally {
+      await web.kill('SIGTERM')
+    }
   })
 
   it('that are not breaking run next to processes of the release before', async () => {

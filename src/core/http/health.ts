@@ -1,5 +1,6 @@
 import type { IncomingMessage, RequestListener, Server, ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
+import { z } from 'zod'
 import { errorBody, serviceNotReady } from '../base/errors.ts'
 import type { Services } from '../base/services.ts'
 import { LOST_STATEMENT, notificationCheck } from '../db/connections.ts'
@@ -12,6 +13,8 @@ import { requestIdOf } from './server.ts'
 export type Checks = Record<string, string>
 
 const BUDGET_MS = 2000
+
+const migrationsStatement = sql.type(z.object({ missing: z.int(), isOutdated: z.boolean() }))
 
 /** Actionable reasons by SQLSTATE. */
 const REASONS: Record<string, string> = {
@@ -61,12 +64,12 @@ export async function readinessHandler(services: Services, expectedMigrations: r
       return hasOverdueStatement() ? 'a statement exceeded its limit' : 'ok'
     }),
     withBudget(async () => {
-      const missing = await pool.oneFirst(countStatement`
-        select count(*) from ${sql.unnest(
-          expectedMigrations.map(name => [name]),
-          ['text'],
-        )} as e (name)
-        where not exists (select from migrations m where m.name = e.name)`)
+      const expected = sql.array([...expectedMigrations], 'text')
+      const { missing, isOutdated } = await pool.one(migrationsStatement`
+        select (select count(*) from unnest(${expected}) as e (name)
+            where not exists (select from migrations m where m.name = e.name)) as missing,
+          exists (select from breaking_migrations where name <> all (${expected})) as "isOutdated"`)
+      if (isOutdated) return 'a migration requires a later release'
       return missing === 0 ? 'ok' : `${missing} migrations are missing`
     }),
     withBudget(async () => {

@@ -67,13 +67,32 @@ export const requireRelease = ({ pool }: Pick<Services, 'pool'>): Promise<void> 
     pool.any(sql.type(BreakingMigration)`select name, release from breaking_migrations order by name`),
   )
 
-/** Stops this process, as SIGTERM does, when a newer release runs a breaking migration. */
-export function stopWhenOutdated({ log, notifications, pool }: Pick<Services, 'log' | 'notifications' | 'pool'>): void {
+/** Time until a failed check is repeated. */
+const CHECK_AGAIN_MS = 5000
+
+/** Whether this process was stopped: another signal would end requests and work in flight. */
+let isStopping = false
+
+/**
+ * Stops this process, as SIGTERM does, when a newer release runs a breaking migration. Resolves when no later migration is
+ * missed.
+ */
+export async function stopWhenOutdated({
+  log,
+  notifications,
+  pool,
+}: Pick<Services, 'log' | 'notifications' | 'pool'>): Promise<void> {
   const check = () =>
     void requireRelease({ pool }).catch(error => {
-      if (!(error instanceof OutdatedReleaseError)) return log.warn({ err: error }, 'check of the release failed')
+      if (isStopping) return
+      if (!(error instanceof OutdatedReleaseError)) {
+        log.warn({ err: error }, 'check of the release failed')
+        setTimeout(check, CHECK_AGAIN_MS).unref()
+        return
+      }
+      isStopping = true
       log.fatal({ err: error }, 'release outdated')
       process.kill(process.pid, 'SIGTERM')
     })
-  notifications.listen(CHANNEL, check, { onReconnect: check })
+  await notifications.listen(CHANNEL, check, { onReconnect: check }).ready
 }

@@ -53,6 +53,8 @@ export async function migrate(
       migrationsTable: 'migrations',
       checkOrder: true,
       noLock: true,
+      // Without this, each migration is committed on its own: a release would stop its predecessor and then fail.
+      singleTransaction: true,
       log: options.log ?? (() => {}),
     })
     await createQueuesInDatabase(databaseUrl, { retentionDays: options.jobRetentionDays })

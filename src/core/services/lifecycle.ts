@@ -67,13 +67,13 @@ export async function openServices(
   })
   // Slonik also reports every failed statement here; these are handled by their callers.
   pool.on('error', error => log.debug({ err: error }, 'database error'))
+  if (options.role !== 'cli') await stopWhenOutdated({ log, notifications, pool })
   await requireRelease({ pool }).catch(async error => {
     watchdog.close()
     abandoned.close()
     await Promise.all([notifications.close(), notifier.close(), egress.close(), pool.end()])
     throw error
   })
-  if (options.role !== 'cli') stopWhenOutdated({ log, notifications, pool })
   const queues = await openQueues({
     databaseUrl: config.DATABASE_LISTEN_URL,
     connections: queueConnections,
