@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { upload } from '../content/ingestion-support.ts'
 import { startApp } from '../support/app.ts'
 import { forSuite } from '../support/suite.ts'
 
@@ -60,6 +61,42 @@ const agUiRun = () => ({
 
 describe('a requests quota of a project', () => {
   const app = forSuite(() => startApp({ env: { A2A_MOUNT: 'true' } }))
+
+  it('counts a request of an unscoped key where it works, not in the project that a header names', async () => {
+    const quotaOf = async (name: string) => {
+      const { id } = (await app.admin.post('/projects', { name })).body
+      const quota = { project_id: id, scope: 'project', metric: 'requests', window: 'rolling_24h', limit: 100 }
+      return { project: id, quota: (await app.admin.post('/quotas', quota)).body.id }
+    }
+    const [named, owner] = [await quotaOf('named by the header'), await quotaOf('owner of the file')]
+    const file = await upload(app.admin, 'a', { project_id: owner.project })
+    const { secret } = (await app.admin.post('/project-keys', {})).body
+    for (const path of [`/files/${file}`, '/nothing', '/models/x'])
+      await fetch(`${app.url}/openai/v1${path}`, {
+        headers: { authorization: `Bearer ${secret}`, 'X-Svc-Project': named.project },
+      })
+    const used = async (quota: string) => (await app.admin.get(`/quotas/${quota}/usage`)).body.observed_value
+    assert.deepEqual([await used(named.quota), await used(owner.quota)], [0, 1])
+  })
+
+  it('counts a request whose body is refused, and refuses it unread when the quota is used up', async () => {
+    const { id: project } = (await app.admin.post('/projects', { name: 'bodies' })).body
+    const { secret } = (await app.admin.post('/project-keys', { project_id: project })).body
+    const limited = { project_id: project, scope: 'project', metric: 'requests', window: 'rolling_24h', limit: 3 }
+    const { id: quota } = (await app.admin.post('/quotas', limited)).body
+    const send = async (body: string, type = 'application/json') =>
+      (
+        await fetch(`${app.url}/api/v1/agents`, {
+          method: 'POST',
+          headers: { authorization: `Bearer ${secret}`, 'content-type': type },
+          body,
+        })
+      ).status
+    const large = `"${'x'.repeat(12 * 1024 * 1024)}"`
+    assert.deepEqual([await send('{'), await send('[]'), await send(large)], [400, 400, 413])
+    assert.deepEqual([await send('{'), await send('{}', 'application/json; charset=none')], [429, 429])
+    assert.equal((await app.admin.get(`/quotas/${quota}/usage`)).body.observed_value, 5)
+  })
 
   for (const [what, sentTo] of requests)
     for (const scoped of [true, false])

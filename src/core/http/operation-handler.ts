@@ -1,5 +1,5 @@
 import type { Response } from 'express'
-import type { Call } from '../api/call.ts'
+import type { Call, RequestFacts } from '../api/call.ts'
 import type { Operation } from '../api/operation.ts'
 import { withTenant } from '../db/tenant-context.ts'
 import { type Invocation, openInvocation } from '../invoke/invocation.ts'
@@ -7,7 +7,7 @@ import { executeInvocation } from '../invoke/invoke.ts'
 import { countAnonymous } from './anonymous-bodies.ts'
 import { anonymousBodyError, jsonReader, UNKNOWN_BODY_BYTES } from './body.ts'
 import type { HttpParts } from './mount-handler.ts'
-import { closedSignal, requestCall, type Wire } from './requests.ts'
+import { closedSignal, requestCall, requestFacts, type Wire } from './requests.ts'
 import { limitBodyTime } from './server.ts'
 
 /** Maximum age of a caller resolved before the body was read; after a slower body it is resolved again. */
@@ -39,8 +39,9 @@ export class OperationHandler {
     const { services, responses } = this.#http
     let invocation: Invocation | undefined
     try {
-      const identify = await this.#readBody(req, res)
-      invocation = openInvocation(services, operation, requestCall(services, req, res, identify))
+      const request = requestFacts(services, req, res)
+      const identify = await this.#readBody(req, res, request)
+      invocation = openInvocation(services, operation, requestCall(req, request, identify))
       const result = await executeInvocation(invocation)
       if (result.stream && req.method !== 'HEAD') {
         // Reads of a stream count as work of its project, and may wait without a limit.
@@ -60,10 +61,10 @@ export class OperationHandler {
   }
 
   /**
-   * Reads the body and returns the function that resolves the caller. Without a credential, reads only a small body,
-   * so that its problems can be reported.
+   * Reads the body and returns the function that resolves the caller. Counts the request before: a body that is refused is a
+   * request as well. Without a credential, reads only a small body, so that its problems can be reported.
    */
-  async #readBody(req: Wire, res: Response): Promise<Call['identify']> {
+  async #readBody(req: Wire, res: Response, request: RequestFacts): Promise<Call['identify']> {
     const operation = this.#operation
     const { services, callers } = this.#http
     const isPublic = operation.gate === 'public'
@@ -73,6 +74,7 @@ export class OperationHandler {
     if (operation.method === 'get') return identify
     const startedAt = performance.now()
     const caller = isPublic ? null : await identify()
+    if (caller) await request.count?.in(caller, caller.project_id)
     const refusal = isPublic || caller ? null : anonymousBodyError(req)
     if (refusal && (operation.receive || refusal.code !== 'UNAUTHORIZED')) throw refusal
     const totalMs = caller ? this.#callerMs : this.#anonymousMs

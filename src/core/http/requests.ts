@@ -45,7 +45,7 @@ export const requestFacts = (services: Services, req: Wire, res: Response): Requ
 })
 
 /** Returns the call that a request makes. */
-export function requestCall(services: Services, req: Wire, res: Response, identify: Call['identify']): Call {
+export function requestCall(req: Wire, request: RequestFacts, identify: Call['identify']): Call {
   const header = (name: 'if-match' | 'if-none-match' | 'idempotency-key') => req.headers[name] as string | undefined
   return {
     surface: 'rest',
@@ -59,7 +59,7 @@ export function requestCall(services: Services, req: Wire, res: Response, identi
     ifMatch: header('if-match'),
     ifNoneMatch: header('if-none-match'),
     upload: req,
-    request: requestFacts(services, req, res),
+    request,
   }
 }
 

@@ -145,7 +145,7 @@ export function enterProject(inv: Invocation, project: string | null): void {
   if (project !== null) inv.tenancy.tenant = project
 }
 
-export async function projectExists({ db }: Invocation, id: string): Promise<boolean> {
+export async function projectExists({ db }: Pick<Invocation, 'db'>, id: string): Promise<boolean> {
   if (!isIdOf(kinds.get('project'), id)) return false
   return db.exists(idStatement`select id from projects where id = ${id}`)
 }

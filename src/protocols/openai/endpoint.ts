@@ -1,4 +1,3 @@
-import { canSeeProject } from '#core/api/access.ts'
 import type { Services } from '#core/base/services.ts'
 import { anonymousBodyError, rejectBody } from '#core/http/body.ts'
 import { type MountExchange, serviceHeader } from '#core/http/mounts.ts'
@@ -72,15 +71,14 @@ export async function serveOpenAi(services: Services, exchange: MountExchange): 
 }
 
 /**
- * Authenticates the caller and counts the request of a key whose project is known. Otherwise, the first call counts it.
+ * Authenticates the caller and counts the request of a key of a project. The call counts the request of another key, in the
+ * project where it works: a project that a header names may be any.
  * @throws UNAUTHORIZED, QUOTA_EXCEEDED
  */
 async function openSession(services: Services, exchange: MountExchange): Promise<OpenAiSession> {
   const caller = await exchange.identify()
   if (!caller) throw anonymousBodyError(exchange.req)
   const project = caller.project_id ?? serviceHeader({ services, exchange }, 'Project') ?? null
-  // The requests of a project that the key may not see are not spent.
-  if (project !== null && canSeeProject(caller, project)) await exchange.request.count?.in(caller, project)
   return { services, exchange, caller, project }
 }
 

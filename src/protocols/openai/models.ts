@@ -3,13 +3,14 @@ import { z } from 'zod'
 import { COMPLETE_ACTION } from '#conversation/chats/complete.ts'
 import { chatKind } from '#conversation/chats/model.ts'
 import { sessionKind } from '#conversation/sessions/kind.ts'
-import { isAllowed, visibleRows } from '#core/api/access.ts'
+import { canSeeProject, isAllowed, visibleRows } from '#core/api/access.ts'
 import { isIdOf } from '#core/api/kind.ts'
 import { type Context, operation } from '#core/api/operation.ts'
 import { AppError } from '#core/base/errors.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import { type Fragment, sql } from '#core/db/sql.ts'
 import type { Caller } from '#core/iam/caller.ts'
+import { projectExists } from '#core/invoke/resolve.ts'
 import { agentKind } from '#execution/agents/model.ts'
 import { modelRouteKind } from '#execution/model-routes/model.ts'
 import { aiProviderKind } from '#execution/providers/model.ts'
@@ -119,8 +120,18 @@ const cachedModels = processSingleton(
   () => new LRUCache<string, Promise<readonly Model[]>>({ max: MAX_CACHED, ttl: CACHE_MS }),
 )
 
+/**
+ * Counts the listing of a key without a project in the project that it names. Listings are not calls in a project, and most are
+ * answered by the cache.
+ */
+async function countListing({ services, exchange, caller, project }: OpenAiSession): Promise<void> {
+  if (project === null || caller.project_id !== null || !canSeeProject(caller, project)) return
+  if (await projectExists({ db: services.pool }, project)) await exchange.request.count?.in(caller, project)
+}
+
 /** Returns the models that the caller may use, up to ten seconds old. */
-export function listModels(session: OpenAiSession): Promise<readonly Model[]> {
+export async function listModels(session: OpenAiSession): Promise<readonly Model[]> {
+  await countListing(session)
   const { services, caller, project } = session
   const { type, id } = caller.credential
   const cache = cachedModels(services)
