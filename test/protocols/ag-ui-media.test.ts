@@ -176,6 +176,18 @@ describe('images and documents of AG-UI clients', () => {
     assert.equal((await postRun(app, app.key, agentId, run([image({ type: 'data' })]))).status, 400)
   })
 
+  it('are refused before one is stored if a message has too many', async () => {
+    const before = (await files()).total
+    const { events } = await postRun(
+      app,
+      app.key,
+      agentId,
+      run(Array.from({ length: 17 }, () => image(inline(PNG, 'image/png')))),
+    )
+    assert.equal(events.at(-1)?.code, 'VALIDATION_FAILED')
+    assert.equal((await files()).total, before)
+  })
+
   it('are stored once when the same run is posted twice', async () => {
     const body = run([text(said({ text: 'once' })), image(inline(PNG, 'image/png'))])
     const post = () => postRun(app, app.key, agentId, body)

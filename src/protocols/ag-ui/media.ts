@@ -3,7 +3,7 @@ import { raiseNotAccepted } from '#content/files/media.ts'
 import { fetchImage } from '#content/files/media-fetch.ts'
 import { cleanName } from '#content/files/media-notes.ts'
 import { fileKind } from '#content/files/model.ts'
-import type { MessagePart } from '#conversation/dialog/messages/parts-model.ts'
+import { MAX_PARTS, type MessagePart } from '#conversation/dialog/messages/parts-model.ts'
 import { isIdOf } from '#core/api/kind.ts'
 import { raiseInvalid } from '#core/base/errors.ts'
 import { type ClientFile, requireFetchable, uploadClientFile } from '../upload.ts'
@@ -24,6 +24,9 @@ export async function messageBody(
   { id, content }: UserMessage,
 ): Promise<{ message: string } | { parts: MessagePart[] }> {
   if (typeof content === 'string' || !content.some(isMedia)) return { message: textOf(content) }
+  // Refused before a file is stored.
+  if (content.filter(part => isMedia(part) || noteOf(part) !== '').length > MAX_PARTS)
+    raiseInvalid({ code: 'TOO_BIG', path: 'messages', message: `must have at most ${MAX_PARTS} parts a message` })
   const parts: MessagePart[] = []
   for (const [index, part] of content.entries()) {
     if (isMedia(part)) {

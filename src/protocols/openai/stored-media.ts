@@ -11,7 +11,7 @@ import {
   checkParts,
   mediaPlaceholder,
 } from '#conversation/dialog/messages/parts.ts'
-import type { MessagePart } from '#conversation/dialog/messages/parts-model.ts'
+import { MAX_PARTS, type MessagePart } from '#conversation/dialog/messages/parts-model.ts'
 import { appendMessage } from '#conversation/dialog/messages/store.ts'
 import type { SessionRow } from '#conversation/sessions/model.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
@@ -32,8 +32,6 @@ export type StoredMedia = CheckedParts & { uploads: Upload[] }
 export type StoredMessages = { of: ReadonlyMap<ModelMessage, StoredMedia>; discard(): Promise<void> }
 
 export const NO_MEDIA: StoredMessages = { of: new Map(), discard: async () => {} }
-
-const MAX_PARTS = 16
 
 /**
  * Requires that the caller may store the attachments of messages: as files of the project, or of the end user by the scope

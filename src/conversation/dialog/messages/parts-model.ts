@@ -1,7 +1,8 @@
 import { z } from 'zod'
 
 const MAX_TEXT = 262_144
-const MAX_PARTS = 16
+/** Most parts of a message. */
+export const MAX_PARTS = 16
 
 /** Text of a message. */
 export const MessageText = z.string().min(1).max(MAX_TEXT)
