@@ -16,7 +16,7 @@ describe('confined processes', () => {
     const processes = new ConfinedProcesses<{ delayMs: number }, never, Echo>(program)
     open.push(processes)
     const run = (pieces: string[], size: number, { timeoutMs = 10_000, delayMs = 0 } = {}) =>
-      processes.run({ delayMs }, { size, pieces: pieces.map(piece => Buffer.from(piece)) }, { timeoutMs })
+      processes.run({ delayMs }, () => ({ size, pieces: pieces.map(piece => Buffer.from(piece)) }), { timeoutMs })
     const echo = async (text: string): Promise<Echo> => {
       const outcome = await run([text], text.length)
       assert.equal(outcome.kind, 'answered')
@@ -61,6 +61,18 @@ describe('confined processes', () => {
     assert.deepEqual(await run(pieces, 64 * 65_536, { timeoutMs: 500 }), { kind: 'timeout' })
     while (isRunning(pid)) await new Promise(resolve => setTimeout(resolve, 20))
     assert.notEqual((await echo('two')).pid, pid)
+  })
+
+  it('a request whose process ends after it served others is repeated in a new process', async () => {
+    const { run, echo } = opened()
+    const { pid } = await echo('one')
+    const running = run(['two'], 3, { delayMs: 200 })
+    setTimeout(() => process.kill(pid, 'SIGUSR2'), 50)
+    const outcome = await running
+    assert.equal(outcome.kind, 'answered')
+    const { answer } = outcome as { answer: Echo }
+    assert.equal(answer.text, 'two')
+    assert.notEqual(answer.pid, pid)
   })
 
   it('an active request ends when the processes are closed', async () => {

@@ -47,11 +47,9 @@ export async function extractPdf(
   options: { project: string; timeoutMs?: number; signal?: AbortSignal },
 ): Promise<Extraction> {
   const { project, timeoutMs = PDF_TIMEOUT_MS, signal } = options
-  return slotsFor(limits.INGESTION_PDF_PROCESSES).use(project, 1, signal, async () => {
-    const bytes = await load()
-    signal?.throwIfAborted()
-    return readPdf(bytes, requestOf(limits, false), timeoutMs, signal)
-  })
+  return slotsFor(limits.INGESTION_PDF_PROCESSES).use(project, 1, signal, () =>
+    readPdf(load, requestOf(limits, false), timeoutMs, signal),
+  )
 }
 
 /**
@@ -64,8 +62,7 @@ export async function countPdfPages(
   { project, timeoutMs, signal }: { project: string; timeoutMs: number; signal?: AbortSignal },
 ): Promise<number | null> {
   return slotsFor(limits.INGESTION_PDF_PROCESSES).use(project, 1, signal, async () => {
-    const bytes = await load()
-    const counted = await readPdf(bytes, requestOf(limits, true), timeoutMs, signal)
+    const counted = await readPdf(load, requestOf(limits, true), timeoutMs, signal)
     return counted.ok ? counted.total_pages : null
   })
 }
@@ -77,16 +74,15 @@ const requestOf = (limits: Limits, countOnly: boolean): PdfRequest => ({
 })
 
 async function readPdf(
-  content: Content,
+  load: () => Promise<Content>,
   request: PdfRequest,
   timeoutMs: number,
   signal: AbortSignal | undefined,
 ): Promise<Extraction> {
-  const pages: PageText[] = []
-  const outcome = await readers.run(request, content, { timeoutMs, signal, onPart: page => pages.push(page) })
+  const outcome = await readers.run(request, load, { timeoutMs, signal })
   switch (outcome.kind) {
     case 'answered': {
-      const { answer } = outcome
+      const { answer, parts: pages } = outcome
       return answer.ok ? { ok: true, pages, total_pages: answer.total_pages } : failure(answer.code, answer.message)
     }
     case 'memory':

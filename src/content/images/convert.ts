@@ -116,7 +116,7 @@ class ImageConverter {
   async #run(bytes: Buffer, target: ImageTarget, signal: AbortSignal): Promise<ImageOutcome> {
     if (!this.#processes) return unavailable('the library is not installed')
     const content = { size: bytes.length, pieces: [bytes] }
-    const outcome = await this.#processes.run(target, content, { timeoutMs: TIMEOUT_MS, signal })
+    const outcome = await this.#processes.run(target, () => content, { timeoutMs: TIMEOUT_MS, signal })
     switch (outcome.kind) {
       case 'answered':
         return outcomeOf(outcome.answer)

@@ -29,11 +29,16 @@ export type Content = { size: number; pieces: AsyncIterable<Uint8Array> | Iterab
  * How a request ended; `exit`: code or signal of a process that ended for another reason. `unusable`: it cannot be started, or
  * takes no messages.
  */
-export type ConfinedOutcome<Answer> =
-  | { kind: 'answered'; answer: Answer }
+export type ConfinedOutcome<Part, Answer> =
+  | { kind: 'answered'; answer: Answer; parts: Part[] }
   | { kind: 'timeout' | 'memory' }
   | { kind: 'exited'; exit: number | string | null }
   | { kind: 'unusable'; reason: string }
+
+/**
+ * `timeoutMs`: limit for the answer once the process has all of the content, and for each time that it accepts none of it.
+ */
+type Limits = { timeoutMs: number; signal?: AbortSignal }
 
 /** How long an idle process waits for the next request. */
 const IDLE_MS = 30_000
@@ -65,31 +70,48 @@ export class ConfinedProcesses<Request, Part, Answer> {
   }
 
   /**
-   * Sends a request with its content, and returns its answer.
-   * @param timeoutMs limit for the answer once the process has all of the content, and for each time that it accepts none of it
-   * @throws the reason of the signal, errors of the pieces, Error if they are not of the size
+   * Sends a request with its content, and returns its answer. If a process ends that had served others, the request is
+   * repeated in a new one: their content may have left too little memory.
+   * @param open returns the content; called again for another process
+   * @throws the reason of the signal, errors of `open` and the pieces, Error if they are not of the size
    */
   async run(
     request: Request,
+    open: () => Promise<Content> | Content,
+    limits: Limits,
+  ): Promise<ConfinedOutcome<Part, Answer>> {
+    const content = await open()
+    limits.signal?.throwIfAborted()
+    const idle = this.#takeIdle()
+    const outcome = await this.#runIn(idle ?? this.#start(), request, content, limits)
+    const hasEnded = outcome.kind === 'memory' || outcome.kind === 'exited'
+    if (!idle || !hasEnded || this.#isClosed) return outcome
+    const again = await open()
+    limits.signal?.throwIfAborted()
+    return this.#runIn(this.#start(), request, again, limits)
+  }
+
+  async #runIn(
+    child: ChildProcess,
+    request: Request,
     content: Content,
-    { timeoutMs, signal, onPart }: { timeoutMs: number; signal?: AbortSignal; onPart?: (part: Part) => void },
-  ): Promise<ConfinedOutcome<Answer>> {
-    signal?.throwIfAborted()
-    const child = this.#take()
+    { timeoutMs, signal }: Limits,
+  ): Promise<ConfinedOutcome<Part, Answer>> {
     this.#active.add(child)
     const ended = new AbortController()
+    const parts: Part[] = []
     let isReusable = false
     let isSent = false
     try {
-      return await new Promise<ConfinedOutcome<Answer>>((resolve, reject) => {
+      return await new Promise<ConfinedOutcome<Part, Answer>>((resolve, reject) => {
         const on = (name: string, listener: (...values: any[]) => void) => {
           child.on(name, listener)
           ended.signal.addEventListener('abort', () => child.off(name, listener))
         }
         on('message', (message: ConfinedAnswer<Part, Answer>) => {
-          if ('part' in message) return onPart?.(message.part)
+          if ('part' in message) return parts.push(message.part)
           isReusable = message.isReusable
-          resolve({ kind: 'answered', answer: message.end })
+          resolve({ kind: 'answered', answer: message.end, parts })
         })
         // V8 exits with SIGABRT when its heap is full; the monitor sends SIGUSR2.
         on('exit', (code: number | null, by: NodeJS.Signals | null) =>
@@ -125,12 +147,13 @@ export class ConfinedProcesses<Request, Part, Answer> {
     }
   }
 
-  #take(): ChildProcess {
+  #takeIdle(): ChildProcess | undefined {
     const idle = [...this.#idle.keys()].at(-1)
-    if (idle) {
-      this.#forget(idle)
-      return idle
-    }
+    if (idle) this.#forget(idle)
+    return idle
+  }
+
+  #start(): ChildProcess {
     const child = start(this.#program)
     const forget = () => this.#forget(child)
     child.once('disconnect', forget).once('exit', forget)
