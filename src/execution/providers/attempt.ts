@@ -46,7 +46,7 @@ export async function attemptCall(
   }
   const total: TimeLimit = { kind: 'total', ms: request.timeout_ms ?? MODEL_CALL_TIMEOUT_MS }
   const idle: TimeLimit = { kind: 'idle', ms: MODEL_STREAM_IDLE_MS }
-  const timer = setTimeout(() => stop(total), total.ms)
+  let timer: NodeJS.Timeout | undefined
   const progress = new CallProgress()
   const recordMetrics = (outcome: 'answered' | 'failed' | 'timed_out' | 'aborted') =>
     countModelCall(provider, model, { outcome, durationMs: progress.durationMs, firstPieceMs: progress.firstPieceMs })
@@ -56,6 +56,8 @@ export async function attemptCall(
     const limits = mediaLimits(client.type, client.dialect, model)
     const { signal } = deadline
     const media = await fitMedia(limited, limits, { services, project: provider.project_id, signal })
+    // Conversions are no time of the vendor.
+    timer = setTimeout(() => stop(total), total.ms)
     const answer = await callSdk(client, target, media.request, {
       progress,
       idle: { ms: idle.ms, onIdle: () => stop(idle) },

@@ -15,6 +15,9 @@ type Fitted = { media_type: string; data_base64: string } | { text: string }
 
 type Fitting = { services: Services; project: string; signal: AbortSignal }
 
+/** Time that the images of a request may wait for conversions and be converted; the rest are left out. */
+const CONVERSION_MS = 120_000
+
 /**
  * Returns a request whose images, PDFs and audio its vendor takes: images of other types and sizes are converted, texts replace
  * files that cannot be. Nothing is decoded for images that fit.
@@ -32,11 +35,12 @@ export async function fitMedia(
   const target = targetOf(images, limits)
   const fitted = new Map<object, Fitted>()
   const notes: VendorNote[] = []
+  const late = AbortSignal.timeout(CONVERSION_MS)
   for (const each of media) {
     // A file may be in a request several times.
     if (fitted.has(each.owner) || (isImage(each) && !takesImages)) continue
     const result = isImage(each)
-      ? await fittedImage(each, await factsOf(each), { limits, target }, { services, project, signal })
+      ? await fittedImage(each, await factsOf(each), { limits, target }, { services, project, signal, late })
       : fittedFile(each, limits)
     if (!result) continue
     fitted.set(each.owner, result.fitted)
@@ -120,7 +124,7 @@ async function fittedImage(
   image: Media,
   facts: ImageFacts | null,
   { limits, target }: { limits: MediaLimits; target: ImageTarget },
-  { services, project, signal }: Fitting,
+  { services, project, signal, late }: Fitting & { late: AbortSignal },
 ): Promise<{ fitted: Fitted; note: VendorNote } | null> {
   if (!facts) return leftOut(image, 'it is not a readable image')
   const { media_type, data_base64 } = { ...image, media_type: facts.media_type }
@@ -130,10 +134,11 @@ async function fittedImage(
     return { fitted: { media_type, data_base64 }, note }
   }
   if (!CONVERTIBLE.has(media_type)) return leftOut(image, `${media_type} cannot be converted`)
-  const { outcome, isNew } = await imageConverter(services).convert({ digest: digestOf(image), data_base64 }, target, {
-    project,
-    signal,
-  })
+  const converted = await imageConverter(services)
+    .convert({ digest: digestOf(image), data_base64 }, target, { project, signal: AbortSignal.any([signal, late]) })
+    .catch(error => (late.aborted && !signal.aborted ? null : Promise.reject(error)))
+  if (!converted) return leftOut(image, `the images of this request take longer than ${CONVERSION_MS / 1000} s`)
+  const { outcome, isNew } = converted
   if (isNew) {
     countImage(outcome.ok ? 'converted' : outcome.kind)
     if (!outcome.ok && outcome.kind !== 'refused')
