@@ -113,7 +113,7 @@ export async function loadMemories(
         insert into memories (id, project_id, memory_store_id, content, content_hash, source_type, embedded, space_id, tsv,
           tsv_config)
         select m.id, ${of.project_id}, ${of.memory_store_id}, m.content, decode(m.hash, 'hex'), 'manual', true,
-          ${space.id}::int, to_tsvector('simple', m.content) || array_to_tsvector(array['~p' || ${of.project_id}]), 'simple'
+          ${space.id}::int, to_tsvector('simple', m.content) || array_to_tsvector(array['~p' || ${of.project_id}]), 'simple/2'
         from ${sql.unnest(
           batch.map(({ id, content }) => [id, content, contentHash(content)]),
           ['text', 'text', 'text'],

@@ -441,11 +441,12 @@ describe('quotas', () => {
     })
 
     it('queries the database while notifications cannot arrive', async () => {
-      const deaf = {
-        ...app.services,
-        state: new Map(),
-        notifications: { ...app.services.notifications, healthy: () => false },
-      }
+      const { notifications } = app.services
+      const down: typeof notifications = Object.create(notifications, {
+        listen: { value: notifications.listen.bind(notifications) },
+        healthy: { value: () => false },
+      })
+      const deaf = { ...app.services, state: new Map(), notifications: down }
       const quotas = openRequestQuotas(deaf)
       try {
         const caller = { credential: { id: 'key_of_nobody' } } as Caller

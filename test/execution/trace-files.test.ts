@@ -380,7 +380,7 @@ describe('steps files of traces', function () {
         assert.deepEqual([scans - before.scans, lookups > before.lookups], [0, true])
         throw new Error('unchanged')
       }),
-      /as it was/,
+      /unchanged/,
     )
   })
 

@@ -12,10 +12,10 @@ const near = (value: number, degrees: number) =>
   )
 
 describe('writing facts', () => {
+  const server = forSuite(startAngles)
   const app = forSuite(() => startApp({ env: remote(server) }))
   const project = forSuite(() => app.projectWith(['memories:*']))
   const key = forSuite(() => project.key)
-  const server = forSuite(startAngles)
   let store: string
   beforeEach(async () => {
     store = await createStore(key)

@@ -1,7 +1,7 @@
 /**
  * Makes an object before the tests of a suite, such as an application, a project or a server, and closes it after them:
  * later ones first, after the hooks that the suite declares itself. The result has the properties of the object
- * from then on, so that helpers of the suite can refer to it.
+ * from then on, so that helpers of the suite can refer to it. It is not the object itself: compare properties, not results.
  */
 export function forSuite<T extends object>(make: () => T | Promise<T>): T {
   let made: T | undefined
@@ -11,6 +11,8 @@ export function forSuite<T extends object>(make: () => T | Promise<T>): T {
   }
   before(async function () {
     const value = await make()
+    // Properties do not describe these, so that comparisons would pass for any content.
+    if (!isPlain(value)) throw new TypeError('an object of a suite must not be an array, collection, date or function')
     made = value
     closeAfter(this.test?.parent as Mocha.Suite, value)
   })
@@ -31,6 +33,9 @@ export function forSuite<T extends object>(make: () => T | Promise<T>): T {
   })
 }
 
+const isPlain = (value: object): boolean =>
+  typeof value === 'object' && ![Array, Map, Set, Date, Uint8Array].some(type => value instanceof type)
+
 const open = new WeakMap<Mocha.Suite, object[]>()
 
 function closeAfter(suite: Mocha.Suite, value: object): void {
@@ -39,6 +44,13 @@ function closeAfter(suite: Mocha.Suite, value: object): void {
   if (open.has(suite)) return
   open.set(suite, values)
   suite.afterAll('close', async () => {
-    for (const each of values.reverse()) await (each as { close?(): unknown }).close?.()
+    const failures: unknown[] = []
+    for (const each of values.reverse())
+      try {
+        await (each as { close?(): unknown }).close?.()
+      } catch (error) {
+        failures.push(error)
+      }
+    if (failures.length > 0) throw new AggregateError(failures, 'objects of the suite cannot be closed')
   })
 }
