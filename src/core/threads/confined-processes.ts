@@ -84,8 +84,8 @@ export class ConfinedProcesses<Request, Part, Answer> {
     limits.signal?.throwIfAborted()
     const idle = this.#takeIdle()
     const outcome = await this.#runIn(idle ?? this.#start(), request, content, limits)
-    const hasEnded = outcome.kind === 'memory' || outcome.kind === 'exited'
-    if (!idle || !hasEnded || this.#isClosed) return outcome
+    const isDone = outcome.kind === 'answered' || outcome.kind === 'timeout'
+    if (!idle || isDone || this.#isClosed) return outcome
     const again = await open()
     limits.signal?.throwIfAborted()
     return this.#runIn(this.#start(), request, again, limits)
