@@ -41,7 +41,7 @@ describe('migrations', function () {
   }
   const breaking = async () => (await client.query('select name, release from breaking_migrations')).rows
   const recorded = async () => (await client.query('select name from migrations order by id')).rows.map(row => row.name)
-  const refusal = `release ${release} cannot run on this database since migration 9000_next: start release ${release} or later`
+  const refusal = `release ${release} cannot run on this database since migration 9000_next: start a release that has it, ${release} or later`
 
   it('of a release are not edited later', () => {
     const released = Object.entries(JSON.parse(fs.readFileSync(RELEASED, 'utf8')))

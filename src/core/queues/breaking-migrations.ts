@@ -57,7 +57,7 @@ export async function requireCurrentRelease(
   const unknown = migrations.filter(({ name }) => !names.includes(name)).at(-1)
   if (unknown)
     throw new OutdatedReleaseError(
-      `release ${release} cannot run on this database since migration ${unknown.name}: start release ${unknown.release} or later, or restore the backup from before this migration`,
+      `release ${release} cannot run on this database since migration ${unknown.name}: start a release that has it, ${unknown.release} or later, or restore the backup from before it`,
     )
 }
 
