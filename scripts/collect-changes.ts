@@ -68,11 +68,22 @@ function entriesOf(section: string): Map<string, string> {
 }
 
 /**
- * Returns the changelog with a section for the version: entries of a section `Unreleased`, which it replaces, then the
- * fragments.
+ * Returns the changelog with a section for the version: its breaking migrations, entries of a section `Unreleased`, which it
+ * replaces, then the fragments.
  * @throws Error if the version has a section or nothing has changed
  */
-export function withVersion(changelog: string, version: string, date: string, fragments: readonly Fragment[]): string {
+export function withVersion(
+  changelog: string,
+  {
+    version,
+    date,
+    fragments,
+    breaking,
+  }: Record<'version' | 'date', string> & {
+    fragments: readonly Fragment[]
+    breaking: readonly string[]
+  },
+): string {
   const [intro, ...sections] = changelog.split(/^## /m)
   const isOf = (section: string, name: string) => section.split(/\s/, 1)[0] === name
   if (sections.some(section => isOf(section, version))) throw new Error(`CHANGELOG.md has a section ${version}`)
@@ -82,9 +93,22 @@ export function withVersion(changelog: string, version: string, date: string, fr
     entries.set(kind, `${entries.get(kind) ?? ''}\n- ${lines.join('\n  ')}`.trim())
   if (entries.size === 0) throw new Error('changes/ has no fragment')
   const lists = KINDS.filter(kind => entries.has(kind)).map(kind => `### ${kind}\n\n${entries.get(kind)}\n`)
-  const released = `${version} - ${date}\n\n${lists.join('\n')}\n`
+  const names = breaking.map(name => `\`${name}\``).join(', ')
+  const stop = names && `Stop web and workers before the upgrade: breaking migrations ${names}.\n\n`
+  const released = `${version} - ${date}\n\n${stop}${lists.join('\n')}\n`
   const earlier = sections.filter(section => section !== unreleased)
   return `${[intro, released, ...earlier].join('## ').trimEnd()}\n`
+}
+
+/** Returns the names of the migrations that break processes of the release before, without those of earlier releases. */
+function newBreakingMigrations(root: string): string[] {
+  const recorded = path.join(root, RELEASED_MIGRATIONS)
+  const earlier = fs.existsSync(recorded) ? JSON.parse(fs.readFileSync(recorded, 'utf8')) : {}
+  const directory = path.join(root, 'sql')
+  return Object.keys(migrationChecksums(directory)).filter(
+    name =>
+      !(name in earlier) && /^-- breaking: true\n/.test(fs.readFileSync(path.join(directory, `${name}.sql`), 'utf8')),
+  )
 }
 
 /** Returns the checksums of the migrations of a directory by name, in their order. */
@@ -109,7 +133,9 @@ export function collectChanges(root: string, version = '', date = ''): number {
   const folder = path.join(root, 'changes')
   const changelog = path.join(root, 'CHANGELOG.md')
   const fragments = readFragments(folder)
-  fs.writeFileSync(changelog, withVersion(fs.readFileSync(changelog, 'utf8'), version, date, fragments))
+  const breaking = newBreakingMigrations(root)
+  const text = withVersion(fs.readFileSync(changelog, 'utf8'), { version, date, fragments, breaking })
+  fs.writeFileSync(changelog, text)
   for (const { file } of fragments) fs.rmSync(path.join(folder, file))
   const checksums = migrationChecksums(path.join(root, 'sql'))
   fs.writeFileSync(path.join(root, RELEASED_MIGRATIONS), `${JSON.stringify(checksums, null, 2)}\n`)

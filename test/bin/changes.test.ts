@@ -21,11 +21,16 @@ describe('fragments of the changelog', () => {
     readFragments(path.join(root, 'changes'))
   })
 
-  it('of the released version are in its section', () => {
+  it('have the version of the packages as the newest section', () => {
     const [, newest] =
       /^## (\S+) - \d{4}-\d\d-\d\d$/m.exec(fs.readFileSync(path.join(root, 'CHANGELOG.md'), 'utf8')) ?? []
     for (const folder of ['.', 'client', 'console'])
       assert.equal(JSON.parse(fs.readFileSync(path.join(root, folder, 'package.json'), 'utf8')).version, newest)
+    const { packages } = JSON.parse(fs.readFileSync(path.join(root, 'package-lock.json'), 'utf8'))
+    assert.deepEqual(
+      ['', 'client', 'console'].map(each => packages[each]?.version),
+      [newest, newest, newest],
+    )
   })
 
   it('are collected under the version, by kind, then area, and deleted', () => {
@@ -70,6 +75,23 @@ All changes.
     assert.deepEqual(JSON.parse(fs.readFileSync(path.join(checkout, 'test/core/released-migrations.json'), 'utf8')), {
       '0001_core': 'ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad',
     })
+  })
+
+  it('follow the breaking migrations that are new in the version', () => {
+    write('CHANGELOG.md', '# Changelog\n')
+    write('test/core/released-migrations.json', '{"0001_core": "x"}')
+    for (const [name, isBreaking] of [
+      ['0001_core', true],
+      ['0002_next', false],
+      ['0003_later', true],
+    ])
+      write(`sql/${name}.sql`, `-- breaking: ${isBreaking}\n\nselect 1;\n`)
+    write('changes/core-limit.md', '### Added\n\nA limit.\n')
+    collectChanges(checkout, '0.2.0', '2026-12-31')
+    assert.match(
+      changelog(),
+      /2026-12-31\n\nStop web and workers before the upgrade: breaking migrations `0003_later`\.\n\n### Added/,
+    )
   })
 
   it('follow the entries without a version, which become the version', () => {
