@@ -100,7 +100,7 @@ export function withVersion(
   return `${[intro, released, ...earlier].join('## ').trimEnd()}\n`
 }
 
-/** Returns the names of the migrations that break processes of the release before, without those of earlier releases. */
+/** Returns the names of the migrations that break processes of the release before, and are not released yet. */
 function newBreakingMigrations(root: string): string[] {
   const recorded = path.join(root, RELEASED_MIGRATIONS)
   const earlier = fs.existsSync(recorded) ? JSON.parse(fs.readFileSync(recorded, 'utf8')) : {}
