@@ -189,7 +189,7 @@ const VERBS = new Set(
   limit link lint list load lock log lower make map mark mask match measure merge meter migrate mirror move name narrow
   note number offer omit open order page parse pass pause permit pin poll prefer prepare prevent price print process
   prove publish purge put quarantine query queue quote raise reach read rebuild recognize record recover redact reduce
-  refer refresh refuse reject release reload remove rename render renew replace replay report request require requeue
+  refer refresh refuse reject release reload remove rename render renew repeat replace replay report request require requeue
   rerun resolve respond restore restrict resume retain retry return reuse reveal reword rewrite rotate round run sample
   scan schedule seal search send separate serve set settle share shorten show sign simplify simulate skip sort split
   start state stop store stream strip suspend sweep take test throttle time tolerate trace track translate trim try type
