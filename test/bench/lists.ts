@@ -83,7 +83,7 @@ async function load(databaseUrl: string, project: string): Promise<void> {
   for (const text of fill(project)) await client.query(text)
   for (const table of TABLES) {
     const scope = table === 'webhook_deliveries' ? 'wh_00000000000000000000000000' : project
-    await client.query('insert into row_counts values ($1, $2, 1000, $3)', [scope, table, ROWS])
+    await client.query('insert into row_count_shards values ($1, $2, 1000, $3)', [scope, table, ROWS])
     await client.query(`vacuum analyze ${table}`)
   }
   await client.end()

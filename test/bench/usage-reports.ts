@@ -1,4 +1,5 @@
 import pg from 'pg'
+import { foldProject } from '#control/usage/folds.ts'
 import { startApp } from '../support/app.ts'
 import { median } from './measure.ts'
 import type { Row } from './rows.ts'
@@ -61,8 +62,9 @@ export async function run(): Promise<Row[]> {
       )
     for (let n = 1; n <= EVENTS; n += BATCH) await insert(n, Math.min(EVENTS, n + BATCH - 1))
     await client.query('vacuum analyze usage_events')
-    await client.query('vacuum analyze usage_rollups')
-    await client.query('vacuum analyze usage_sums')
+    await foldProject(app.services.pool, project.id)
+    await client.query('vacuum analyze folded_usage_rollups')
+    await client.query('vacuum analyze folded_usage_sums')
     const from = new Date(Date.now() - DAYS * 86_400_000 + 1_234_567).toISOString()
     const to = new Date().toISOString()
     const timed = async (path: string): Promise<number> => {

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { describe, it } from 'mocha'
 import pg from 'pg'
-import { compactSums, pruneSums } from '#control/usage/sums.ts'
+import { foldProject } from '#control/usage/folds.ts'
+import { pruneSums } from '#control/usage/sums.ts'
 import { sql } from '#core/db/sql.ts'
 import { eventually, startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
@@ -38,11 +39,6 @@ describe('sums of usage', function () {
         projectId,
       )
     )[0]
-  const shards = async (table: string, projectId: string) =>
-    (await rows(`select shard from ${table} where project_id = $1 group by 1 order by 1`, projectId)).map(
-      ({ shard }) => shard,
-    )
-
   it('say by project, agent and actor what their events say', async () => {
     const { id } = await app.project()
     await insertUsage(app, id, [
@@ -129,44 +125,6 @@ describe('sums of usage', function () {
     await client.end().catch(() => {})
   })
 
-  it('fold the shards of past hours, and change nothing by it', async () => {
-    const { id } = await app.project()
-    const clients = await Promise.all(
-      Array.from({ length: 5 }, async () => {
-        const client = new pg.Client(app.databaseUrl)
-        await client.connect()
-        return client
-      }),
-    )
-    const past = new Date(Date.now() - 5 * HOUR_MS).toISOString()
-    for (const [n, client] of clients.entries()) {
-      await client.query('begin')
-      await client.query(
-        `insert into usage_events (id, project_id, idempotency_key, meter_type, provider, model, agent_id, tokens, cost_usd, components, created_at)
-         values ($1, $2, $1, 'llm_tokens', 'p', 'm', 'agent_1', 10, 0.1,
-           '[{"component":"input_tokens","unit":"token","quantity":10,"billable":true,"unit_price":0.01,"cost_usd":0.1}]', $3)`,
-        [`folded ${n}`, id, past],
-      )
-    }
-    for (const client of clients) {
-      await client.query('commit')
-      await client.end()
-    }
-    const before = [await sums(id), await rolled(id)]
-    assert.equal((await shards('usage_sums', id)).length, 5)
-    assert.ok((await compactSums(app.services, new AbortController().signal)) >= 8)
-    assert.deepEqual(await shards('usage_sums', id), [-1])
-    assert.deepEqual(await shards('usage_rollups', id), [-1])
-    assert.deepEqual([await sums(id), await rolled(id)], before)
-    // A late use is folded in the next time.
-    await insertUsage(app, id, [
-      tokenUse({ cost: 0.1, input: 10, output: 0, agent_id: 'agent_1', model: 'm', provider: 'p', created_at: past }),
-    ])
-    await compactSums(app.services, new AbortController().signal)
-    assert.deepEqual(await shards('usage_sums', id), [-1])
-    assert.equal((await sums(id))[1].events, 6)
-  })
-
   it('are kept for 40 days', async () => {
     const { id } = await app.project()
     const days = (count: number) => new Date(Date.now() - count * 24 * HOUR_MS).toISOString()
@@ -174,6 +132,7 @@ describe('sums of usage', function () {
       tokenUse({ cost: null, created_at: days(42) }),
       tokenUse({ cost: null, created_at: days(38) }),
     ])
+    await foldProject(app.services.pool, id)
     assert.ok((await pruneSums(app.services, new AbortController().signal)) >= 1)
     assert.equal((await sums(id))[0].events, 1)
     assert.equal((await rolled(id)).events, 2)
@@ -194,9 +153,10 @@ describe('sums of usage', function () {
       return JSON.parse(done.stdout)
     }
     const before = [await sums(id), await rolled(id)]
+    await foldProject(app.services.pool, id)
     assert.deepEqual(await reprocess(), { days: 2, wrong: 0, rebuilt: 0, dry_run: false })
-    await rows(`update usage_sums set tokens = tokens + 1 where project_id = $1 and scope = 'actor'`, id)
-    await rows(`delete from usage_rollups where project_id = $1 and hour < now() - interval '20 hours'`, id)
+    await rows(`update folded_usage_sums set tokens = tokens + 1 where project_id = $1 and scope = 'actor'`, id)
+    await rows(`delete from folded_usage_rollups where project_id = $1 and hour < now() - interval '20 hours'`, id)
     const broken = [await sums(id), await rolled(id)]
     assert.deepEqual(await reprocess('--dry-run'), { days: 2, wrong: 2, rebuilt: 0, dry_run: true })
     assert.deepEqual([await sums(id), await rolled(id)], broken)

@@ -1,9 +1,8 @@
 import assert from 'node:assert/strict'
-import { sql } from '#core/db/sql.ts'
 import type { Reply } from '../support/app.ts'
 import { startEmbeddingServer } from '../support/embedding-server.ts'
 import { forSuite } from '../support/suite.ts'
-import { insertUsage, tokenUse } from '../support/usage.ts'
+import { forgetUsage, insertUsage, tokenUse } from '../support/usage.ts'
 import { startAgentApp } from './fixtures.ts'
 import { call, json, made, startTarget } from './tool-target.ts'
 
@@ -27,10 +26,7 @@ describe('quotas of tokens and money that are spent', () => {
   afterEach(async () => {
     for (const id of quotas) await app.admin.delete(`/quotas/${id}`)
     quotas = []
-    for (const table of ['usage_events', 'usage_sums'])
-      await app.services.pool.query(
-        sql.unsafe`delete from ${sql.identifier([table])} where project_id = ${app.projectId}`,
-      )
+    await forgetUsage(app, app.projectId)
   })
 
   const quota = async (fields: object) => {

@@ -6,7 +6,7 @@ import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
-import { insertUsage, tokenUse } from '../support/usage.ts'
+import { forgetUsage, insertUsage, tokenUse } from '../support/usage.ts'
 import { startAgentApp } from './fixtures.ts'
 
 const DAY = new Date().toISOString().slice(0, 10)
@@ -25,8 +25,7 @@ describe('quotas of tokens and money', function () {
     await settled()
     for (const id of quotas) await app.admin.delete(`/quotas/${id}`)
     quotas = []
-    await app.services.pool.query(sql.unsafe`delete from usage_events where project_id = ${app.projectId}`)
-    await app.services.pool.query(sql.unsafe`delete from usage_sums where project_id = ${app.projectId}`)
+    await forgetUsage(app, app.projectId)
   })
 
   const quota = async (fields: object) => {

@@ -69,6 +69,10 @@ const WRITES = [
   `delete from tasks where $2 <> '' and id in ${some('tasks', '3')}`,
   `delete from workflows where $2 <> '' and id in ${some('workflows', '2')}`,
   `delete from audit_entries where $2 <> '' and id in ${some('audit_entries', '3')}`,
+  `insert into usage_events (id, project_id, idempotency_key, meter_type, provider, model, components)
+   select $2 || n, $1, $2 || n, 'tool_execution', 'p', 'm', '[]' from generate_series(1, 4) n`,
+  `delete from usage_events where $2 <> '' and id in ${some('usage_events', '3')}`,
+  `select fold_usage($1, 5) where $2 <> ''`,
 ]
 const DELETE_PROJECT = `delete from projects where id = $1 and $2 <> ''`
 const MAKE_PROJECT = `insert into projects (id, name) values ($1, $2) on conflict do nothing`

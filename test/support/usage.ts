@@ -1,3 +1,4 @@
+import { foldProject } from '#control/usage/folds.ts'
 import { newId } from '#core/base/ids.ts'
 import { sql } from '#core/db/sql.ts'
 import type { TestApp } from './app.ts'
@@ -50,4 +51,11 @@ export async function insertUsage(
     select id, project_id, idempotency_key, meter_type, provider, model, served_model, service_tier, ai_provider_id, agent_id, generation_id, trace_id, actor_id, session_id,
       source, orchestration_run_id, node_id, trigger_id, action_id, publisher_project_id, cost_usd, tokens, components, created_at
     from jsonb_populate_recordset(null::usage_events, ${JSON.stringify(rows)}::jsonb)`)
+}
+
+/** Deletes the usage of a project and its sums, so that quotas begin at zero. */
+export async function forgetUsage(app: Pick<TestApp, 'services'>, projectId: string): Promise<void> {
+  await foldProject(app.services.pool, projectId)
+  for (const table of ['usage_events', 'folded_usage_sums'])
+    await app.services.pool.query(sql.unsafe`delete from ${sql.identifier([table])} where project_id = ${projectId}`)
 }

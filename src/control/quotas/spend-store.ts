@@ -52,7 +52,7 @@ const SAMPLE_TURNS = 20
 const MAX_SEARCHED = 1000
 
 /**
- * Measures the tokens and cost_usd quotas of a scope (indexes quotas_identity, usage_sums_pkey, usage_events_project).
+ * Measures the tokens and cost_usd quotas of a scope (indexes quotas_identity, folded_usage_sums_pkey, usage_events_project).
  */
 export const measureSpend = (db: Queryable, scope: SpendScope, now: Date): Promise<readonly MeasuredSpend[]> => {
   const { project_id, agent_id, actor_id } = scope

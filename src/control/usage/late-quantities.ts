@@ -39,7 +39,7 @@ export const quantityHandlers = [
       throw new RequeueError('no thread is free')
     }
     await services.write(async tx => {
-      if (priced && !(await isObsolete(tx, late))) recordUsageInTx(tx, [priced])
+      if (priced && !(await isObsolete(tx, late))) recordUsageInTx(services, tx, [priced])
       complete(tx)
     })
   }),

@@ -11,6 +11,7 @@ import { WriteBehind } from '#core/db/write-behind.ts'
 import { queueMessage } from '#core/queues/queue.ts'
 import type { Outbox, Tx } from '#core/writes/writer.ts'
 import { recordActivityInTx, recordActivityLater } from '../activity/record.ts'
+import { foldSoon } from './folds.ts'
 import { countUsage } from './metrics.ts'
 import { type PricedUsage, priceUsage } from './price-usage.ts'
 import { usageInsert } from './store.ts'
@@ -21,21 +22,26 @@ export type { Attribution, TokenCounts, UsageComponent, UsageDetails, UsageDraft
 export { answerUsage, estimatedTokens, sumAnswer, tokenComponents, UNREPORTED, wholeOf } from './usage-draft.ts'
 
 /** Writes priced usage and its effects with the transaction, without an extra round trip. */
-export function recordUsageInTx(outbox: Outbox, priced: readonly PricedUsage[]): void {
+export function recordUsageInTx(services: Services, outbox: Outbox, priced: readonly PricedUsage[]): void {
   if (priced.length === 0) return
   outbox.alongside(guard => usageInsert(priced, guard))
-  addUsageEffects(outbox, priced)
+  addUsageEffects(services, outbox, priced)
 }
 
-function addUsageEffects(outbox: Outbox, priced: readonly PricedUsage[]): void {
-  outbox.afterCommit(() => countUsage(priced))
+function addUsageEffects(services: Services, outbox: Outbox, priced: readonly PricedUsage[]): void {
+  outbox.afterCommit(() => usageWritten(services, priced))
   for (const project_id of projectsWithThresholds(priced)) outbox.send(thresholdQueue, { project_id })
   for (const { invalid } of priced) for (const entry of invalid) recordActivityInTx(outbox, entry)
 }
 
+function usageWritten(services: Services, priced: readonly PricedUsage[]): void {
+  countUsage(priced)
+  foldSoon(services, new Set(priced.map(({ row }) => row.project_id)))
+}
+
 /** Counts usage, records invalid quantities and queues threshold checks after a write without an outbox. */
 export function checkThresholdsLater(services: Services, priced: readonly PricedUsage[]): void {
-  countUsage(priced)
+  usageWritten(services, priced)
   for (const { invalid } of priced) for (const entry of invalid) recordActivityLater(services, entry)
   const messages = projectsWithThresholds(priced).map(project_id => queueMessage(thresholdQueue, { project_id }))
   if (messages.length > 0)
@@ -48,7 +54,7 @@ const projectsWithThresholds = (priced: readonly PricedUsage[]): string[] => [
 
 /** Prices and writes usage, with the last statement of `tx` if given. Without `tx`, the caller must log errors. */
 export async function recordUsage(services: Services, drafts: readonly UsageDraft[], tx?: Tx): Promise<void> {
-  if (tx) return recordUsageInTx(tx, await priceUsage(services, drafts, tx))
+  if (tx) return recordUsageInTx(services, tx, await priceUsage(services, drafts, tx))
   await recordUsageWith(services, drafts)
 }
 
@@ -119,7 +125,7 @@ async function writeUsage(
   const always = sql.fragment`true`
   const ctes = [sql.fragment`used as (${usageInsert(priced, always)})`]
   await services.writeOne(outbox => {
-    addUsageEffects(outbox, priced)
+    addUsageEffects(services, outbox, priced)
     add(outbox)
     return { ctes, guard: always, columns: sql.fragment`1 as written` }
   })

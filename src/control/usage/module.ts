@@ -1,6 +1,7 @@
 import { requestCounting } from '#core/api/request-count.ts'
 import { module } from '#core/modules/module.ts'
 import { usageErrors } from './errors.ts'
+import { foldHandler, foldSchedule } from './folds.ts'
 import { quantityHandlers } from './late-quantities.ts'
 import { usageDropped } from './meter.ts'
 import { costTotal, tokensTotal } from './metrics.ts'
@@ -12,7 +13,7 @@ import { projectPriceType } from './prices-resource-type.ts'
 import { reportOperations } from './reports.ts'
 import { meterRequest } from './requests.ts'
 import { rollUpUsage } from './roll-up.ts'
-import { compactSums, pruneSums } from './sums.ts'
+import { pruneSums } from './sums.ts'
 import { thresholdHandlers, thresholdOperations, thresholdSchedules } from './thresholds.ts'
 import { thresholdKind } from './thresholds-model.ts'
 
@@ -25,13 +26,12 @@ export default module('usage', {
   kinds: [usageKind, priceKind, thresholdKind],
   resourceTypes: [projectPriceType],
   operations: [...usageOperations, ...reportOperations, ...priceOperations, ...thresholdOperations],
-  handlers: [...thresholdHandlers, ...quantityHandlers],
-  schedules: thresholdSchedules,
+  handlers: [...thresholdHandlers, ...quantityHandlers, foldHandler],
+  schedules: [...thresholdSchedules, foldSchedule],
   extensions: [requestCounting.with(meterRequest)],
   metrics: [usageDropped, tokensTotal, costTotal],
   sweeps: [
     { name: 'usage sums', when: '26 3 * * *', run: pruneSums },
-    { name: 'usage shards', when: '29 3 * * *', run: compactSums },
     { name: 'usage roll-up', when: '3 4 * * *', run: rollUpUsage },
   ],
 })

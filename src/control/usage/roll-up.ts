@@ -4,6 +4,7 @@ import { inTransaction, type Pool } from '#core/db/pool.ts'
 import { type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { setForTransaction } from '#core/db/transaction-settings.ts'
 import { isolateFailures, yieldAfter } from '#core/work/sweeps.ts'
+import { foldProject } from './folds.ts'
 import { turnVersions } from './report-store.ts'
 
 /**
@@ -150,7 +151,7 @@ const BEGINNING = '-infinity'
 /**
  * Rolls up the events of a project before a time, in passes until one merges nothing: an hour may span batches. While
  * retention deletes turns, the next roll-up begins at the first event of an existing turn; without it, such events are
- * not read again. Returns the number of rows saved.
+ * not read again. Leaves a project whose usage is being folded to the next night. Returns the number of rows saved.
  */
 async function rollUpProject(
   pool: Pool,
@@ -160,6 +161,8 @@ async function rollUpProject(
 ): Promise<number> {
   const from = earlier === null || (turns_remain && turns_expire) ? BEGINNING : earlier
   const span = { project_id: id, from, before }
+  // An event that is replaced before its fold would be missing in the sums.
+  if (!(await foldProject(pool, id))) return 0
   let saved = 0
   for (let merged = true; merged && !stopping.aborted; ) {
     merged = false

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import type { Services } from '#core/base/services.ts'
-import { countStatement, type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { deleteInBatches } from '#core/work/sweeps.ts'
 
 const HOUR_MS = 3_600_000
@@ -8,10 +8,6 @@ const DAY_MS = 24 * HOUR_MS
 
 /** Exceeds every measured window. */
 const RETENTION_DAYS = 40
-/** Age from which the sums of an hour no longer change. */
-const FINAL_AFTER_HOURS = 2
-/** Range of the compaction; covers a sweep that did not run for days. */
-const COMPACTION_DAYS = 7
 
 /** Usage of a project, agent or actor. `metered`, `priced` and `unpriced` count model calls except embeddings. */
 export const SumsRow = z.object({
@@ -33,7 +29,7 @@ export const isFullyUnpriced = ({ metered, priced }: Pick<SumsRow, 'metered' | '
 
 /**
  * Returns a select of one SumsRow, the usage since a time. Whole hours come from usage_sums, the part before the first
- * whole hour from events (indexes usage_sums_pkey, usage_events_project).
+ * whole hour from events (indexes folded_usage_sums_pkey, unfolded_usage_pkey, usage_events_project).
  * @param of scope and ref as in usage_sums; a null `meter` selects every meter
  */
 export function usageSince(of: {
@@ -64,7 +60,7 @@ const ActorUsage = z.object({ actor_id: z.string(), used: z.number() })
 export type ActorUsage = z.output<typeof ActorUsage>
 
 /**
- * Lists the actors of a project with the highest usage since a time, descending (indexes usage_sums_pkey,
+ * Lists the actors of a project with the highest usage since a time, descending (indexes folded_usage_sums_pkey,
  * usage_events_project). Reads one row per actor and hour.
  */
 export const listActorsByUsage = (
@@ -153,24 +149,7 @@ export const listUnpricedRows = (
     where c.billable and c.quantity > 0 and c.unit_price is null
     order by 1, 2, 3 limit ${MAX_ROWS}`)
 
-/**
- * Merges the sums that concurrent transactions wrote to separate shards, hour by hour. Returns the number of removed
- * rows.
- */
-export async function compactSums(
-  { clock, pool }: Pick<Services, 'clock' | 'pool'>,
-  stopping: AbortSignal,
-): Promise<number> {
-  const now = Math.floor(clock.now().getTime() / HOUR_MS) * HOUR_MS
-  let removed = 0
-  for (let age = FINAL_AFTER_HOURS; age < COMPACTION_DAYS * 24 && !stopping.aborted; age++)
-    removed += await pool.oneFirst(
-      countStatement`select fold_usage(${new Date(now - age * HOUR_MS).toISOString()}::timestamptz) as count`,
-    )
-  return removed
-}
-
-/** Deletes sums older than every window (index usage_sums_hour). Returns their number. */
+/** Deletes sums older than every window (index folded_usage_sums_hour). Returns their number. */
 export const pruneSums = (
   { clock, pool }: Pick<Services, 'clock' | 'pool'>,
   stopping: AbortSignal,
@@ -180,8 +159,8 @@ export const pruneSums = (
     async limit =>
       (
         await pool.query(voidStatement`
-          delete from usage_sums where (project_id, scope, ref, hour, meter_type, shard) in (
-            select project_id, scope, ref, hour, meter_type, shard from usage_sums where hour < ${before.toISOString()}::timestamptz order by hour limit ${limit})`)
+          delete from folded_usage_sums where (project_id, scope, ref, hour, meter_type, shard) in (
+            select project_id, scope, ref, hour, meter_type, shard from folded_usage_sums where hour < ${before.toISOString()}::timestamptz order by hour limit ${limit})`)
       ).rowCount,
     stopping,
   )

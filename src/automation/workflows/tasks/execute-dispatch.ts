@@ -210,7 +210,7 @@ async function callDispatchTool(attempt: DispatchAttempt, state: StateDispatch):
     const outcome = await callOutcome(attempt, state, tool, usage)
     const priced = await priceUsage(services, usage)
     const record = (outbox: Outbox): void => {
-      recordUsageInTx(outbox, priced)
+      recordUsageInTx(services, outbox, priced)
       if (!outcome.ok) return
       recordActivityInTx(outbox, {
         project_id: task.project_id,

@@ -178,6 +178,6 @@ export async function meterAbortedTurn(
   }
   const { rated, usage } = await priceTurn(services, generation, used, tx)
   const calls = open ? await priceUsage(services, draftLostCalls(generation, open), tx) : []
-  recordUsageInTx(tx, [...rated, ...calls])
+  recordUsageInTx(services, tx, [...rated, ...calls])
   return usage
 }

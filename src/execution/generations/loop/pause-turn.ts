@@ -54,7 +54,7 @@ export async function pauseTurn(
     parts: frames => pauseParts(generation, after, entries, frames),
     addWrites(outbox) {
       emitPaused(outbox, after, memory)
-      recordUsageInTx(outbox, calls.rated)
+      recordUsageInTx(services, outbox, calls.rated)
     },
     inSource:
       source?.pause && (tx => source.pause?.(tx, after, { required_action, text: step.text, model: step.model })),

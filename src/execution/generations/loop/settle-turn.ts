@@ -202,7 +202,7 @@ async function settleTurn(
     parts: frames => settlementParts({ generation, after, step: stored, frames, journalled: turn.journalled }),
     addWrites(outbox) {
       emitHooks(outbox, after, memory)
-      recordUsageInTx(outbox, [...used.rated, ...calls.rated])
+      recordUsageInTx(services, outbox, [...used.rated, ...calls.rated])
     },
     inSource: source?.settle && (tx => source.settle?.(tx, after, outcome())),
     interruptible: end.status === 'completed',

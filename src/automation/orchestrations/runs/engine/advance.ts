@@ -571,7 +571,7 @@ export class Advance {
 
   async #recordUsage(drafts: readonly UsageDraft[]): Promise<void> {
     const priced = await priceUsage(this.services, drafts, this.tx)
-    recordUsageInTx(this.tx, priced)
+    recordUsageInTx(this.services, this.tx, priced)
     this.used.push(...priced)
   }
 

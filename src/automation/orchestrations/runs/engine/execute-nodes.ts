@@ -91,7 +91,7 @@ async function executeNode(
   const advanceWith = async (tx: Tx, outcome: NodeWorkOutcome | { error: unknown }, from: CachedRun | null = null) => {
     // Usage is recorded even if the claim was lost.
     const priced = await priceUsage(services, used, tx)
-    recordUsageInTx(tx, priced)
+    recordUsageInTx(services, tx, priced)
     return advanceRun(tx, services, execution.run_id, {
       cached: from,
       used: priced,
