@@ -1,7 +1,9 @@
 import { createHash } from 'node:crypto'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { schedule } from 'node-cron'
 import { z } from 'zod'
 import { systemClock } from '../base/clock.ts'
+import { settledWithin } from '../base/event-loop.ts'
 import { reportSlots } from '../base/metrics.ts'
 import type { Services } from '../base/services.ts'
 import type { Notifications } from '../db/notify.ts'
@@ -109,12 +111,12 @@ export async function startWorkers(options: {
   return {
     running: () => [...consumers.values()].reduce((sum, consumer) => sum + consumer.running, 0),
     async stop(graceMs) {
-      stopSchedules()
+      const schedulesStopped = stopSchedules()
       stopping.abort(new Error('worker stopping'))
       poller.stop()
       const closing = Promise.all(tasks.map(task => task?.close()))
       const counts = await Promise.all([...consumers.values()].map(consumer => consumer.stop(graceMs)))
-      await closing
+      await Promise.all([closing, schedulesStopped])
       await quarantine.end()
       for (const unsubscribe of subscriptions) unsubscribe?.()
       return { requeued: counts.reduce((sum, count) => sum + count, 0) }
@@ -122,29 +124,35 @@ export async function startWorkers(options: {
   }
 }
 
+/** Longest wait of a stop for a message in progress. */
+const STOP_MS = 1000
+
 /** Delays of the tries to send an instant: the last one repeats, until the next instant or the time is over. */
 const SEND_RETRY_MS = [0, 1000, 5000]
 const SEND_FOR_MS = 900_000
 
 /**
- * Sends the messages of schedules at their instants, and returns a function that stops. Equal instants share one
- * statement.
+ * Sends the messages of schedules at their instants, and returns a function that stops after messages in progress. Equal
+ * instants share one statement.
  */
-function startSchedules(schedules: readonly Schedule[], services: Services): () => void {
+function startSchedules(schedules: readonly Schedule[], services: Services): () => Promise<unknown> {
   const { config } = services
   const instants = Map.groupBy(schedules, ({ when }) => (typeof when === 'function' ? when(config) : when))
   const stops = [...instants].map(([when, group]) => startScheduleGroup(when, group, services))
-  return () => {
-    for (const stop of stops) stop()
-  }
+  return () => Promise.all(stops.map(stop => stop()))
 }
 
 /** Starts the schedules of a group, which have the same instants. */
-function startScheduleGroup(when: number | string, group: readonly Schedule[], services: Services): () => void {
+function startScheduleGroup(
+  when: number | string,
+  group: readonly Schedule[],
+  services: Services,
+): () => Promise<void> {
   const { queues, log } = services
-  let stopped = false
+  const stopping = new AbortController()
+  const { signal } = stopping
   let timer: NodeJS.Timeout | undefined
-
+  let sending: Promise<unknown> = Promise.resolve()
   let latest = 0
 
   const send = async (instant: Date) => {
@@ -152,8 +160,8 @@ function startScheduleGroup(when: number | string, group: readonly Schedule[], s
     const until = performance.now() + SEND_FOR_MS
     for (let tries = 0; performance.now() < until; tries++) {
       const delay = SEND_RETRY_MS[Math.min(tries, SEND_RETRY_MS.length - 1)]
-      await new Promise(resolve => setTimeout(resolve, delay).unref())
-      if (stopped || (tries > 0 && latest > instant.getTime())) return
+      await sleep(delay, undefined, { signal, ref: false }).catch(() => {})
+      if (signal.aborted || (tries > 0 && latest > instant.getTime())) return
       try {
         const messages = (await filterDue(group, services)).map(({ name, queue, data }) => ({
           queue,
@@ -161,7 +169,7 @@ function startScheduleGroup(when: number | string, group: readonly Schedule[], s
           // Every worker computes the same ID, so the message is stored once.
           id: uuidOf(`${queue.name} ${name} ${instant.toISOString()}`),
         }))
-        if (messages.length > 0) await queues.send(messages)
+        if (messages.length > 0 && !signal.aborted) await queues.send(messages)
         return
       } catch (error) {
         if (tries === 0)
@@ -170,33 +178,39 @@ function startScheduleGroup(when: number | string, group: readonly Schedule[], s
     }
   }
 
+  const fire = (instant: Date) => {
+    sending = Promise.all([sending, send(instant)])
+  }
+  const stop = async () => {
+    stopping.abort()
+    clearTimeout(timer)
+    await settledWithin(STOP_MS, sending)
+  }
+
   if (typeof when === 'string') {
-    const task = schedule(when, ({ date }) => send(new Date(Math.floor(date.getTime() / 1000) * 1000)), {
+    const task = schedule(when, ({ date }) => fire(new Date(Math.floor(date.getTime() / 1000) * 1000)), {
       timezone: 'UTC',
       name: group.map(({ name }) => name).join(', '),
     })
-    return () => {
-      stopped = true
+    return async () => {
       void task.destroy()
+      await stop()
     }
   }
-  if (when === 0) return () => {}
+  if (when === 0) return stop
 
   const period = when * 1000
   const next = () => {
     timer = setTimeout(
       () => {
-        void send(new Date(Math.floor(systemClock.now().getTime() / period) * period))
+        fire(new Date(Math.floor(systemClock.now().getTime() / period) * period))
         next()
       },
       period - (systemClock.now().getTime() % period),
     )
   }
   next()
-  return () => {
-    stopped = true
-    clearTimeout(timer)
-  }
+  return stop
 }
 
 const conditionsRow = sql.type(z.record(z.string(), z.boolean()))
