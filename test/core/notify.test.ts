@@ -5,6 +5,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
 import { silentLog } from '#core/base/log.ts'
 import { type Notifications, openNotifications } from '#core/db/notify.ts'
+import { countStatements } from '../bench/http.ts'
 import { serverUrl } from '../support/postgres.ts'
 
 describe('core/notify', () => {
@@ -57,6 +58,24 @@ describe('core/notify', () => {
     await notify('three')
     await until('again', () => again.length === 1)
     assert.deepEqual(second, ['one', 'two'])
+  })
+
+  it('keeps a channel between short subscriptions, and leaves it when it is idle', async () => {
+    notifications = await openNotifications({ databaseUrl, log, applicationName, idleMs: 300 })
+    const { texts, stop } = countStatements()
+    try {
+      for (let n = 0; n < 5; n++) {
+        const end = notifications.listen(channel, () => {})
+        await end.ready
+        end()
+      }
+      assert.deepEqual(texts, [`listen ${pg.escapeIdentifier(channel)}`])
+      await until('left', () => texts.includes(`unlisten ${pg.escapeIdentifier(channel)}`))
+      await notifications.listen(channel, () => {}).ready
+      assert.equal(texts.length, 3)
+    } finally {
+      stop()
+    }
   })
 
   it('a handler that throws affects no other handler', async () => {

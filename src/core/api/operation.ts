@@ -100,6 +100,8 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P
   query: Q
   body: B
   resource: R
+  /** For creates with `under`: its row as read for the authorization, not locked; null if the caller cannot see it. */
+  parent: KindRow | null
   /** The result of `prepare`. */
   prepared: P
   /** The authorized project; null for lists over several projects and for global resources. */

@@ -42,7 +42,7 @@ export type Notifications = {
 }
 
 type Subscription = { handler: (payload: string) => void; onReconnect?: () => void; onDown?: () => void }
-type Channel = { subscriptions: Set<Subscription>; ready: Promise<void> }
+type Channel = { subscriptions: Set<Subscription>; ready: Promise<void>; idle?: NodeJS.Timeout }
 
 const FIRST_BACKOFF_MS = 100
 const LAST_BACKOFF_MS = 5000
@@ -53,6 +53,8 @@ type NotificationOptions = {
   applicationName?: string
   heartbeatMs?: number
   heartbeatTimeoutMs?: number
+  /** Time without subscriptions after which a channel is left; default 10 s. */
+  idleMs?: number
   onDown?: (error: Error) => void
   onUp?: () => void
 }
@@ -74,6 +76,7 @@ class ListeningConnection implements Notifications {
   readonly #databaseUrl: string
   readonly #heartbeatMs: number
   readonly #heartbeatTimeoutMs: number
+  readonly #idleMs: number
   readonly #channels = new Map<string, Channel>()
   #client: DatabaseClient | undefined
   #timer: NodeJS.Timeout | undefined
@@ -88,6 +91,8 @@ class ListeningConnection implements Notifications {
     this.#options = options
     this.#heartbeatMs = options.heartbeatMs ?? 10_000
     this.#heartbeatTimeoutMs = options.heartbeatTimeoutMs ?? 5000
+    // Without it, each of several short waits would send two statements.
+    this.#idleMs = options.idleMs ?? 10_000
     // The server drops the connection, and with it the presence, half a minute after the host of this process was lost.
     this.#databaseUrl = withParameters(options.databaseUrl, { options: KEEPALIVE_OPTIONS })
   }
@@ -102,15 +107,20 @@ class ListeningConnection implements Notifications {
       subscriptions: new Set<Subscription>(),
       ready: this.#send('listen', channel),
     }
+    clearTimeout(entry.idle)
     entry.subscriptions.add(subscription)
     this.#channels.set(channel, entry)
     const unsubscribe = () => {
       if (!entry.subscriptions.delete(subscription) || entry.subscriptions.size > 0) return
-      if (this.#channels.get(channel) !== entry) return
-      this.#channels.delete(channel)
-      void this.#send('unlisten', channel)
+      entry.idle = setTimeout(() => this.#leave(channel, entry), this.#idleMs).unref()
     }
     return Object.assign(unsubscribe, { ready: entry.ready })
+  }
+
+  #leave(channel: string, entry: Channel): void {
+    if (this.#channels.get(channel) !== entry) return
+    this.#channels.delete(channel)
+    void this.#send('unlisten', channel)
   }
 
   healthy(): boolean {

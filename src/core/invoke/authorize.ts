@@ -160,7 +160,9 @@ async function findParent(
   const id = body[field]
   if (typeof id !== 'string' || !isIdOf(kind, id)) return null
   const row = await kind.find(inv.db, id)
-  return row && canSeeProject(caller, row.project_id) ? { kind, row } : null
+  if (!row || !canSeeProject(caller, row.project_id)) return null
+  inv.parent = row
+  return { kind, row }
 }
 
 function authorizeUnder(inv: Invocation, caller: Caller, action: string, target: PolicyTarget): void {

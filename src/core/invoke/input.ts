@@ -75,6 +75,7 @@ export function operationContext(
     query,
     body,
     resource: inv.resource,
+    parent: inv.parent,
     prepared: undefined,
     project: inv.project,
     grant: inv.grant,

@@ -25,6 +25,8 @@ export type Invocation = {
   recorded: boolean
   /** The row of an item operation. */
   resource: KindRow | undefined
+  /** The row under which a create is authorized (`under`). */
+  parent: KindRow | null
   /** The row of the item if one statement has read it for several calls; null if it was deleted. */
   read: KindRow | null | undefined
   /** The grant for a row of another project. */
@@ -65,6 +67,7 @@ export function openInvocation(services: Services, operation: Operation, call: C
     decided: false,
     recorded: false,
     resource: undefined,
+    parent: null,
     read: undefined,
     grant: null,
     project: null,

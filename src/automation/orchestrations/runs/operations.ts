@@ -14,7 +14,7 @@ import { principalRecord } from '#core/iam/caller.ts'
 import { resource } from '#core/resources/resource.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { lastEventId } from '#execution/generations/streams/stream.ts'
-import { orchestrationKind, orchestrationVersions } from '../definition/model.ts'
+import { type OrchestrationRow, orchestrationKind, orchestrationVersions } from '../definition/model.ts'
 import { callRunHook } from './commands/callback.ts'
 import { cancelRun, pauseRun, resumeRun, submitInput } from './commands/command.ts'
 import { retryRun } from './commands/retry.ts'
@@ -84,8 +84,8 @@ const start = operation({
   async run(context) {
     const { services, body, caller, project, request } = context
     requireDriver(context)
+    const orchestration = context.parent as OrchestrationRow | null
     const { wait, orchestration_id, orchestration_version, project_id: _project, ...options } = body
-    const orchestration = await orchestrationKind.find(services.pool, orchestration_id)
     if (!orchestration || orchestration.project_id !== project || orchestration.managed_by !== null)
       return raise('ORCHESTRATION_NOT_FOUND', { meta: { id: orchestration_id } })
     const version = orchestration_version ?? orchestration.version
