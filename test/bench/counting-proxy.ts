@@ -1,4 +1,5 @@
 import net from 'node:net'
+import { tcpUrl } from '../support/postgres.ts'
 
 /** What clients sent through the proxy since the last `take`: how often each statement was sent, the most frequent first. */
 type CountingProxy = {
@@ -10,7 +11,7 @@ type CountingProxy = {
 
 /** Sits between a program and PostgreSQL, and counts statements as they are on the wire: with every driver and pool. */
 export async function startCountingProxy(databaseUrl: string): Promise<CountingProxy> {
-  const target = new URL(databaseUrl)
+  const target = tcpUrl(databaseUrl)
   const counts = new Map<string, number>()
   const sockets = new Set<net.Socket>()
   const count = (text: string) => {
@@ -35,7 +36,7 @@ export async function startCountingProxy(databaseUrl: string): Promise<CountingP
     }
   })
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
-  const url = new URL(databaseUrl)
+  const url = tcpUrl(databaseUrl)
   url.hostname = '127.0.0.1'
   url.port = String((server.address() as net.AddressInfo).port)
   return {

@@ -6,8 +6,10 @@ import net from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { openPool } from '#core/db/pool.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { CONSOLE_INPUTS, hashFile, hashFiles } from '#local/build.ts'
-import { stopEmbedded } from '#local/postgres.ts'
+import { findEmbedded, stopEmbedded } from '#local/postgres.ts'
 import { REFUSED_PORTS } from '#operator/ports.ts'
 import { client, eventually } from '../support/app.ts'
 import { launch, type Running } from '../support/commands.ts'
@@ -76,6 +78,14 @@ describe('muster up', function () {
     const said = await say(first, key, 'hello')
     assert.equal(said.status, 201, JSON.stringify(said.body))
     assert.equal(said.body.reply.content, 'echo: hello')
+
+    const database = await openPool({
+      databaseUrl: (await findEmbedded(path.join(data, 'postgres'))) as string,
+      connections: 1,
+    })
+    const addresses = rawQuery(`select distinct client_addr from pg_stat_activity where datname = 'muster'`)
+    assert.deepEqual(await database.any(addresses), [{ client_addr: null }], 'connections by TCP')
+    await database.end()
 
     assert.equal(fs.statSync(path.join(data, 'secrets.json')).mode & 0o777, 0o600)
     assert.equal(fs.existsSync(path.join(data, 'first-sign-in.json')), false)

@@ -7,7 +7,7 @@ import { DatabaseClient } from '#core/db/pg-client.ts'
 import { migrate } from '#core/queues/migrate.ts'
 import { openQueues } from '#core/queues/queue.ts'
 import { muster } from '../support/hosts.ts'
-import { cloneTemplate, quietPort } from '../support/postgres.ts'
+import { cloneTemplate, quietPort, tcpUrl } from '../support/postgres.ts'
 import { startProcess } from '../support/processes.ts'
 
 describe('the URL of the database', function () {
@@ -16,7 +16,8 @@ describe('the URL of the database', function () {
   /** Accepts connections and never answers. */
   const silent = net.createServer(socket => socket.on('error', () => {}))
   before(async () => {
-    database = await cloneTemplate()
+    const { url, drop } = await cloneTemplate()
+    database = { url: tcpUrl(url).href, drop }
     await new Promise<void>(resolve => silent.listen(0, '127.0.0.1', resolve))
   })
   after(async () => {
@@ -43,7 +44,7 @@ describe('the URL of the database', function () {
   it('lists hosts with their ports, or has them in its parameters', () => {
     const hosts = (text: string) => parseDatabaseUrl(text).urls.map(url => addressOf(url))
     assert.deepEqual(hosts('postgres://u:p@a:1,b,[::1]:3/d?x=y'), ['a:1/d', 'b/d', '[::1]:3/d'])
-    assert.deepEqual(hosts('postgresql:///d?host=a,b&port=1,2'), ['a/d', 'b/d'])
+    assert.deepEqual(hosts('postgresql:///d?host=a,b&port=1,2'), ['a:1/d', 'b:2/d'])
     assert.equal(addressOf('postgres://u:p@a:1,b:2/d?target_session_attrs=primary'), 'a:1,b:2/d')
     for (const [text, message] of [
       ['mysql://a/d', /must begin with postgres/],

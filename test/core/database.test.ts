@@ -65,4 +65,15 @@ describe('docs/database.md', () => {
     )
     for (const [name, , rule] of triggers) assert.ok(rule, name)
   })
+
+  it('lists every index of turns with the queries that need it', async () => {
+    const indexes = tableOf('## Indexes of generations')
+    assert.deepEqual(
+      indexes.flatMap(([index]) => names(index!)).sort(),
+      await inCatalogue(
+        `select indexname as name from pg_indexes where schemaname = 'public' and tablename = 'generations'`,
+      ),
+    )
+    for (const [index, writers, queries] of indexes) assert.ok(writers && queries, index)
+  })
 })

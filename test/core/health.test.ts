@@ -13,7 +13,7 @@ import { watchServer } from '#core/db/server-watchdog.ts'
 import { sql } from '#core/db/sql.ts'
 import { client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { scrape } from '../support/metrics.ts'
-import { cloneTemplate } from '../support/postgres.ts'
+import { cloneTemplate, tcpUrl } from '../support/postgres.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 
 /** A relay before PostgreSQL that can break like a network does. */
@@ -27,7 +27,7 @@ type Relay = {
 }
 
 async function startRelay(databaseUrl: string): Promise<Relay> {
-  const target = new URL(databaseUrl)
+  const target = tcpUrl(databaseUrl)
   const pairs = new Set<[Socket, Socket]>()
   let mode: 'pass' | 'refuse' | 'silence' = 'pass'
   const server = net.createServer({ pauseOnConnect: true }, inward => {
@@ -52,7 +52,7 @@ async function startRelay(databaseUrl: string): Promise<Relay> {
       outward.destroy()
     }
   }
-  const url = new URL(databaseUrl)
+  const url = tcpUrl(databaseUrl)
   url.host = `127.0.0.1:${port}`
   return {
     url: url.href,

@@ -6,7 +6,7 @@ import pg from 'pg'
 import { silentLog } from '#core/base/log.ts'
 import { type Notifications, openNotifications } from '#core/db/notify.ts'
 import { countStatements } from '../bench/http.ts'
-import { serverUrl } from '../support/postgres.ts'
+import { serverUrl, tcpUrl } from '../support/postgres.ts'
 
 describe('core/notify', () => {
   const channel = `Test "channel" ${process.pid}`
@@ -114,7 +114,7 @@ describe('core/notify', () => {
   })
 
   it('the heartbeat detects an unresponsive connection', async () => {
-    const { port, hostname } = new URL(databaseUrl)
+    const { port, hostname } = tcpUrl(databaseUrl)
     const sockets: net.Socket[] = []
     const proxy = net.createServer(socket => {
       const server = net.connect(Number(port || 5432), hostname)
@@ -124,7 +124,7 @@ describe('core/notify', () => {
     })
     proxy.listen(0, '127.0.0.1')
     await once(proxy, 'listening')
-    const through = new URL(databaseUrl)
+    const through = tcpUrl(databaseUrl)
     through.hostname = '127.0.0.1'
     through.port = String((proxy.address() as net.AddressInfo).port)
     let up = 0

@@ -8,7 +8,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
 import { ConfigError } from '#core/base/config.ts'
 import { requireConnections } from '#core/db/connections.ts'
-import { cloneTemplate, quietPort } from '../support/postgres.ts'
+import { cloneTemplate, quietPort, tcpUrl } from '../support/postgres.ts'
 import { startProcess } from '../support/processes.ts'
 
 const PGBOUNCER = ['/usr/sbin/pgbouncer', '/usr/bin/pgbouncer', '/usr/local/bin/pgbouncer'].find(fs.existsSync)
@@ -50,7 +50,7 @@ describe('connections through PgBouncer', function () {
 
   /** Starts a pooler before the database; its address. */
   async function pooler(settings: Record<string, string>): Promise<string> {
-    const url = new URL(database.url)
+    const url = tcpUrl(database.url)
     const port = await quietPort()
     const file = path.join(dir, `${port}.ini`)
     const server = `host=${url.hostname} port=${url.port} user=${url.username} password=${decodeURIComponent(url.password)}`

@@ -33,7 +33,7 @@ import { startWorkers, type Workers } from '#core/work/worker.ts'
 import { createWriter } from '#core/writes/writer.ts'
 import { modules } from '#modules.ts'
 import { testEnvironment } from '../support/environment.ts'
-import { createDatabase, dropDatabase } from '../support/postgres.ts'
+import { createDatabase, dropDatabase, tcpUrl } from '../support/postgres.ts'
 import { fragile, mailbox, recurring, shared, sharedMailbox, tasks } from '../support/queue-fixtures.ts'
 
 describe('queues and workers', function () {
@@ -416,14 +416,14 @@ describe('queues and workers', function () {
 
     it('polls are frequent again while no notification can arrive', async () => {
       const sockets: net.Socket[] = []
-      const { hostname, port } = new URL(databaseUrl)
+      const { hostname, port } = tcpUrl(databaseUrl)
       const relay = net.createServer(socket => {
         const upstream = net.connect(Number(port), hostname)
         for (const end of [socket, upstream]) sockets.push(end.on('error', () => {}))
         socket.pipe(upstream).pipe(socket)
       })
       await new Promise<void>(resolve => relay.listen(0, '127.0.0.1', resolve))
-      const url = new URL(databaseUrl)
+      const url = tcpUrl(databaseUrl)
       url.host = `127.0.0.1:${(relay.address() as net.AddressInfo).port}`
       const relayed = await openNotifications({ databaseUrl: url.href, log: silentLog() })
       const seen = await seldomPolling({ listen: relayed })

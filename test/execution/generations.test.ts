@@ -500,6 +500,34 @@ describe('generations', () => {
       assert.deepEqual(messages[2].data, body)
     })
 
+    it('writes no frame of a turn that is not streamed and whose record has its end', async () => {
+      const { pool } = app.services
+      const count = (table: 'stream_frames' | 'generation_steps', id: string) =>
+        pool.oneFirst(sql.unsafe`select count(*)::int from ${sql.identifier([table])} where generation_id = ${id}`)
+      const lastOf = async (id: string) =>
+        (await readStream(await openStream(app, `/generations/${id}/stream`))).at(-1) as Message
+      const { body } = await generate({ prompt: 'plain' })
+      assert.equal(await count('stream_frames', body.id), 0)
+      // Read from the journal or from the file of the trace.
+      assert.deepEqual((await lastOf(body.id)).data, body)
+      await eventually(async () => (await count('generation_steps', body.id)) === 0)
+      assert.deepEqual((await lastOf(body.id)).data, body)
+
+      await double.put('frame-failure', { rules: [{ reply: { error: { status: 400, message: 'no' } } }] })
+      const failed = await generate({ prompt: 'x' }, '?wait=true', await app.agent({ model: 'frame-failure/m' }))
+      const { generation_id, trace_id, ...meta } = failed.body.error.meta
+      assert.equal(await count('stream_frames', generation_id), 0)
+      const { event, data } = await lastOf(generation_id)
+      assert.deepEqual([event, data.code, data.meta], ['error', failed.body.error.code, meta])
+
+      // The record would give an object with its keys in another order.
+      await double.put('frame-object', { rules: [{ reply: { text: '{"zz":"1","a":2}' } }] })
+      const structured = await app.agent({ model: 'frame-object/m', output_schema: { type: 'object' } })
+      const object = await generate({ prompt: 'x' }, '?wait=true', structured)
+      assert.equal(JSON.stringify(object.body.output.object), '{"zz":"1","a":2}')
+      assert.equal(await count('stream_frames', object.body.id), 1)
+    })
+
     it('answers 404 for the stream of an unknown generation', async () => {
       assert.equal(
         (await app.key.get('/generations/gen_00000000000000000000000000/stream')).body.error.code,

@@ -3,7 +3,7 @@ import fs from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import pg from 'pg'
-import { startEmbedded } from '#local/postgres.ts'
+import { findEmbedded, startEmbedded } from '#local/postgres.ts'
 import { quietPort } from '../support/postgres.ts'
 
 describe('embedded PostgreSQL', () => {
@@ -68,6 +68,35 @@ describe('embedded PostgreSQL', () => {
     assert.equal(one.url, two.url)
     assert.deepEqual(fs.readdirSync(base), ['pg'])
     await Promise.all([one.stop(), two.stop()])
+  })
+
+  it('is reached through a socket in its data directory, which only its user can enter', async () => {
+    const server = await startEmbedded({ dir })
+    const addresses = async (url: string) => query(url, 'select inet_server_addr() is null as local')
+    assert.deepEqual(await addresses(server.url), [{ local: true }])
+    assert.equal(fs.statSync(dir).mode & 0o777, 0o700)
+    const [tcp] = server.url.split('?')
+    assert.deepEqual(await addresses(tcp), [{ local: false }])
+    // As a server has it that an earlier release started.
+    const pidFile = path.join(dir, 'postmaster.pid')
+    const lines = fs.readFileSync(pidFile, 'utf8').split('\n')
+    fs.writeFileSync(pidFile, lines.with(4, '').join('\n'))
+    assert.equal(await findEmbedded(dir), tcp)
+    fs.writeFileSync(pidFile, lines.join('\n'))
+    await server.stop()
+  })
+
+  it('has no socket where its path is too long, or its file system refuses it', async () => {
+    const long = await startEmbedded({ dir: path.join(base, 'x'.repeat(80)), ephemeral: true })
+    assert.equal(new URL(long.url).search, '')
+    await long.stop()
+    const port = await quietPort()
+    fs.mkdirSync(path.join(dir, `.s.PGSQL.${port}`))
+    const refused = await startEmbedded({ dir, port })
+    assert.equal(new URL(refused.url).search, '')
+    assert.deepEqual(await query(refused.url, 'select 1 as one'), [{ one: 1 }])
+    await refused.stop()
+    fs.rmdirSync(path.join(dir, `.s.PGSQL.${port}`))
   })
 
   it('an ephemeral server leaves no process and no file', async () => {

@@ -172,6 +172,13 @@ function databaseName(): string {
   return `muster_test_${randomBytes(8).toString('hex')}`
 }
 
+/** The URL of a database by TCP, for proxies between a process and the server. */
+export function tcpUrl(databaseUrl: string): URL {
+  const url = new URL(databaseUrl)
+  url.searchParams.delete('host')
+  return url
+}
+
 async function databaseUrl(name: string): Promise<string> {
   const url = new URL(await serverUrl())
   url.pathname = `/${name}`

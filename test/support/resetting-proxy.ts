@@ -1,4 +1,5 @@
 import net, { type AddressInfo, type Socket } from 'node:net'
+import { tcpUrl } from './postgres.ts'
 
 export type ResettingProxy = {
   /** `databaseUrl` with the proxy's address in place of the server's. */
@@ -16,7 +17,7 @@ export type ResettingProxy = {
 
 /** Sits between processes and PostgreSQL, and resets their connections as a broken network does: RST, not FIN. */
 export async function startResettingProxy(databaseUrl: string): Promise<ResettingProxy> {
-  const target = new URL(databaseUrl)
+  const target = tcpUrl(databaseUrl)
   const pairs = new Set<[Socket, Socket]>()
   let held = false
   const reset = (pair: [Socket, Socket]) => {
@@ -38,7 +39,7 @@ export async function startResettingProxy(databaseUrl: string): Promise<Resettin
     if (!held) outward.pipe(inward)
   })
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
-  const url = new URL(databaseUrl)
+  const url = tcpUrl(databaseUrl)
   url.host = `127.0.0.1:${(server.address() as AddressInfo).port}`
   const proxy: ResettingProxy = {
     url: url.href,

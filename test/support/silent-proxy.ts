@@ -1,4 +1,5 @@
 import net, { type AddressInfo, type Socket } from 'node:net'
+import { tcpUrl } from './postgres.ts'
 
 export type SilentProxy = {
   /** `databaseUrl` with the proxy's address in place of the server's. */
@@ -39,7 +40,7 @@ export const claimsMessages =
 
 /** Sits between processes and PostgreSQL, and forgets their connections as a firewall or a lost host does. */
 export async function startSilentProxy(databaseUrl: string): Promise<SilentProxy> {
-  const target = new URL(databaseUrl)
+  const target = tcpUrl(databaseUrl)
   const pairs = new Set<Pair>()
   let swallowsNew = false
   const losses = new Map<(sent: string) => boolean, () => void>()
@@ -76,7 +77,7 @@ export async function startSilentProxy(databaseUrl: string): Promise<SilentProxy
     join(outward, inward)
   })
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
-  const url = new URL(databaseUrl)
+  const url = tcpUrl(databaseUrl)
   url.host = `127.0.0.1:${(server.address() as AddressInfo).port}`
   return {
     url: url.href,

@@ -1,16 +1,16 @@
-import { randomBytes } from 'node:crypto'
 import { systemClock } from './clock.ts'
+import { uniqueBytes } from './random-block.ts'
 
 const ALPHABET = '0123456789abcdefghjkmnpqrstvwxyz'
 
 let lastTime = 0
-let random = randomBytes(10)
+let random = uniqueBytes(10)
 
 /** Returns the next 128-bit value: 48 bits of milliseconds, then 80 random bits, incremented within a millisecond. */
 function nextBytes(now: number): Buffer {
   if (now > lastTime) {
     lastTime = now
-    random = randomBytes(10)
+    random = uniqueBytes(10)
     // The top bit is cleared so that increments never overflow within a millisecond.
     random[0] &= 0x7f
   } else {

@@ -1,6 +1,7 @@
 /**
  * URLs of PostgreSQL as libpq reads them: several hosts are tried in order, each with its own port, and
- * `target_session_attrs` selects the server among them. pg supports neither.
+ * `target_session_attrs` selects the server among them. pg supports neither. A host that begins with a slash is the directory of
+ * a Unix socket, which never uses TLS.
  */
 
 const TARGETS = ['any', 'read-write', 'read-only', 'primary', 'standby', 'prefer-standby'] as const
@@ -16,7 +17,28 @@ export type DatabaseUrl = {
 
 const PARTS = /^(postgres(?:ql)?:\/\/)((?:[^/?#]*@)?)([^/?#]*)(.*)$/s
 
+const DEFAULT_PORT = '5432'
+
+/** Longest path of a Unix socket in bytes: 103 on macOS, 107 on Linux. */
+const SOCKET_PATH_BYTES = 103
+
+/** Returns the path of the socket in a directory, null if it is too long. */
+export function socketPath(directory: string, port: number | string): string | null {
+  const path = `${directory}/.s.PGSQL.${port}`
+  return Buffer.byteLength(path) <= SOCKET_PATH_BYTES ? path : null
+}
+
 const listOf = (text: string | null): string[] | null => (text ? text.split(',') : null)
+
+const TLS_PARAMETERS = ['ssl', 'sslcert', 'sslkey', 'sslrootcert', 'sslnegotiation']
+
+/** Returns the host, or directory of the socket, and the port of a URL with one host; the port is empty by default. */
+function serverOf({ hostname, port, searchParams }: URL): { host: string; port: string } {
+  return {
+    host: searchParams.get('host') || decodeURIComponent(hostname),
+    port: searchParams.get('port') || port,
+  }
+}
 
 /**
  * Parses the URL of a database. Hosts may also be in the parameters `host` and `port`.
@@ -45,6 +67,14 @@ export function parseDatabaseUrl(text: string): DatabaseUrl {
     url.searchParams.delete('target_session_attrs')
     if (hosts) url.searchParams.set('host', hosts[index])
     if (ports) url.searchParams.set('port', ports[ports.length === 1 ? 0 : index])
+    const { host, port } = serverOf(url)
+    if (host.startsWith('/')) {
+      if (!socketPath(host, port || DEFAULT_PORT))
+        throw new Error(`has a socket path of over ${SOCKET_PATH_BYTES} bytes`)
+      for (const name of TLS_PARAMETERS) url.searchParams.delete(name)
+      // Also overrides PGSSLMODE.
+      url.searchParams.set('sslmode', 'disable')
+    }
     return url.href
   })
   return { urls: each as [string, ...string[]], target }
@@ -63,7 +93,12 @@ export function withParameters(databaseUrl: string, parameters: Record<string, s
 
 /** Returns hosts and database of a URL, without credentials, for people. */
 export function addressOf(databaseUrl: string): string {
-  const parsed = parseDatabaseUrl(databaseUrl).urls.map(text => new URL(text))
-  const hosts = parsed.map(({ host, searchParams }) => searchParams.get('host') ?? host)
-  return `${hosts.join(',')}${parsed[0].pathname}`
+  const { urls } = parseDatabaseUrl(databaseUrl)
+  return `${urls.map(hostOf).join(',')}${new URL(urls[0]).pathname}`
+}
+
+/** Returns the host of a URL with one host, or the directory of its socket, with its port. */
+export function hostOf(url: string): string {
+  const { host, port } = serverOf(new URL(url))
+  return port ? `${host}:${port}` : host
 }

@@ -4,7 +4,7 @@ import { connect } from 'node:net'
 import pg from 'pg'
 import { preparedPlanFor } from './commit-piggyback.ts'
 import { markDriverError, sqlStateOf } from './database-errors.ts'
-import { addressOf, type DatabaseUrl, parseDatabaseUrl, type SessionTarget } from './database-url.ts'
+import { addressOf, type DatabaseUrl, hostOf, parseDatabaseUrl, type SessionTarget } from './database-url.ts'
 import { abandonmentNow, withoutTenant } from './tenant-context.ts'
 
 export type PendingStatement = {
@@ -75,7 +75,7 @@ const AVOIDED_MS = 30_000
 const failedAt = new Map<string, number>()
 
 const isAvoided = (url: string): boolean =>
-  performance.now() - (failedAt.get(new URL(url).host) ?? Number.NEGATIVE_INFINITY) < AVOIDED_MS
+  performance.now() - (failedAt.get(hostOf(url)) ?? Number.NEGATIVE_INFINITY) < AVOIDED_MS
 
 const CANNOT_CONNECT_NOW = '57P03'
 
@@ -187,10 +187,10 @@ export class DatabaseClient extends pg.Client {
     try {
       await super.connect()
     } catch (error) {
-      if (triesNext(error)) failedAt.set(new URL(url).host, performance.now())
+      if (triesNext(error)) failedAt.set(hostOf(url), performance.now())
       throw error
     }
-    failedAt.delete(new URL(url).host)
+    failedAt.delete(hostOf(url))
     const isStandby = reported.in_hot_standby === 'on'
     const isReadOnly = isStandby || reported.default_transaction_read_only === 'on'
     const meets: Record<SessionTarget, boolean> = {

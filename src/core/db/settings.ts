@@ -12,9 +12,14 @@ export const databaseSettings = settings(
       'URL of the PostgreSQL server if DATABASE_URL is a pooler; default DATABASE_URL.',
       { secret: true },
     ),
-    DATABASE_HOST: setting(text, process.env.PGHOST ?? 'localhost', 'Host; default PGHOST.', {
-      documented: 'localhost',
-    }),
+    DATABASE_HOST: setting(
+      text,
+      process.env.PGHOST ?? 'localhost',
+      'Host, or directory of a Unix socket; default PGHOST.',
+      {
+        documented: 'localhost',
+      },
+    ),
     DATABASE_PORT: setting(integer(1, 65535), process.env.PGPORT ?? '5432', 'Port; default PGPORT.', {
       documented: '5432',
     }),
@@ -30,14 +35,17 @@ export const databaseSettings = settings(
   },
   (config, problem) => {
     if (config.DATABASE_PORT === undefined) return
+    const { DATABASE_HOST } = config
+    const isDirectory = DATABASE_HOST.startsWith('/')
     const url = URL.parse(
-      `postgres://${config.DATABASE_HOST}:${config.DATABASE_PORT}/${encodeURIComponent(config.DATABASE_NAME)}`,
+      `postgres://${isDirectory ? 'localhost' : DATABASE_HOST}:${config.DATABASE_PORT}/${encodeURIComponent(config.DATABASE_NAME)}`,
     )
     if (url) {
+      if (isDirectory) url.searchParams.set('host', DATABASE_HOST)
       url.username = config.DATABASE_USER
       if (config.DATABASE_PASSWORD) url.password = config.DATABASE_PASSWORD
       config.DATABASE_URL ??= url.href
-    } else if (!config.DATABASE_URL) problem('DATABASE_HOST', 'must be a host name')
+    } else if (!config.DATABASE_URL) problem('DATABASE_HOST', 'must be a host name or an absolute directory')
     config.DATABASE_LISTEN_URL ??= config.DATABASE_URL
   },
 )

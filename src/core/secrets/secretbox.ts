@@ -5,9 +5,9 @@ import {
   createHmac,
   createSecretKey,
   type KeyObject,
-  randomBytes,
   timingSafeEqual,
 } from 'node:crypto'
+import { uniqueBytes } from '../base/random-block.ts'
 
 declare module '../base/services.ts' {
   interface Services {
@@ -91,7 +91,7 @@ export function createSecretBox(keys: { key: string; previous?: readonly string[
   return {
     keyId: currentId,
     seal(plaintext, aad) {
-      const iv = randomBytes(IV_BYTES)
+      const iv = uniqueBytes(IV_BYTES)
       const cipher = createCipheriv('aes-256-gcm', current, iv, { authTagLength: TAG_BYTES })
       cipher.setAAD(aadBytes(aad))
       const text = typeof plaintext === 'string' ? Buffer.from(plaintext, 'utf8') : plaintext

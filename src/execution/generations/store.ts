@@ -3,7 +3,8 @@ import { type FileRow, fileKind } from '#content/files/model.ts'
 import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { type MemoryEntryRow, memoryEntryKind } from '#memory/entries/model.ts'
 import { type JournalRow, journalInsert } from './journal/store.ts'
-import { AbortRequest, type GenerationRow, generationKind, type Knowledge } from './model.ts'
+import { AbortRequest, type GenerationRow, generationKind, JournalStepRow, type Knowledge } from './model.ts'
+import { visibleSteps } from './traces/store.ts'
 
 /** Returns the files of a project with these ids, in any order. By the primary key. */
 export const findFiles = (db: Queryable, projectId: string, ids: readonly string[]): Promise<readonly FileRow[]> =>
@@ -33,16 +34,22 @@ export const activeTurnCount = ({
     where g.project_id = ${project} and (${agent} is null or g.agent_id = ${agent}) and (${actor} is null or g.actor_id = ${actor}))`
 
 const resultRow = sql.type(
-  generationKind.row.extend({ last_frame: z.object({ seq: z.int(), data: z.string() }).nullable() }),
+  generationKind.row.extend({
+    last_frame: z.object({ seq: z.int(), data: z.string() }).nullable(),
+    steps: z.array(JournalStepRow).nullable(),
+  }),
 )
 
-/** Returns a generation with its last result frame. */
+/** Returns a generation with its last result frame or, if it settled without one, with its journalled steps. */
 export const findWithResult = (db: Queryable, id: string) =>
   db.maybeOne(resultRow`
-    select ${generationKind.columns}, (
-      select jsonb_build_object('seq', f.seq, 'data', f.data) from stream_frames f
-      where f.generation_id = t.id and f.event in ('completed', 'error', 'requires_action') order by f.seq desc limit 1) as last_frame
-    from generations t where t.id = ${id}`)
+    select ${generationKind.columns}, f.last_frame,
+      case when f.last_frame is null and t.status = 'completed' and t.shape = 'agent' then (
+        select ${visibleSteps} from generations g where g.id = t.id) end as steps
+    from generations t left join lateral (
+      select jsonb_build_object('seq', f.seq, 'data', f.data) as last_frame from stream_frames f
+      where f.generation_id = t.id and f.event in ('completed', 'error', 'requires_action') order by f.seq desc limit 1) f on true
+    where t.id = ${id}`)
 
 const PendingTurnData = generationKind.row
   .pick({ id: true, project_id: true, content_mode: true, permission: true })

@@ -13,6 +13,8 @@ type AttemptCommit = {
   frames: Frame[]
   /** Builds the last frame, with the result of the turn's source in place of the agent's result. */
   last: (result: object | null) => Frame
+  /** Whether no reader needs the last frame, unless the turn's source has a result. */
+  isRecorded?: boolean
   parts: (frames: Frame[]) => StatementWrite
   addWrites: (outbox: Outbox) => void
   /** Writes of the turn's source in the same transaction. */
@@ -27,7 +29,7 @@ type AttemptCommit = {
  */
 export async function commitAttempt(
   turn: TurnAttempt,
-  { after, frames, last, parts, addWrites, inSource, interruptible }: AttemptCommit,
+  { after, frames, last, isRecorded = false, parts, addWrites, inSource, interruptible }: AttemptCommit,
 ): Promise<void> {
   const { services, context, generation } = turn
   // A retried write gives its last frame the same number.
@@ -40,7 +42,7 @@ export async function commitAttempt(
       if (!(await executeFenced(tx, parts(frames)))) return false
       addWrites(tx)
       const written = await writeSource(tx)
-      addFrame(tx, after.id, last(written?.result ?? null))
+      if (!isRecorded || written?.result) addFrame(tx, after.id, last(written?.result ?? null))
       return true
     })
   const inOneStatement = async () => {
@@ -48,7 +50,7 @@ export async function commitAttempt(
       turn.frames.rewind(firstSeq)
       addWrites(outbox)
       context.complete?.(outbox)
-      return parts([...frames, last(null)])
+      return parts(isRecorded ? frames : [...frames, last(null)])
     })
     return held
   }

@@ -199,6 +199,7 @@ async function settleTurn(
       end.status === 'completed'
         ? turn.frames.next('completed', { ...(result ?? agentResult(settled, steps)), ...clientParts(turn) })
         : turn.frames.next('error', end.error),
+    isRecorded: isRecorded(turn, settled, steps),
     parts: frames => settlementParts({ generation, after, step: stored, frames, journalled: turn.journalled }),
     addWrites(outbox) {
       emitHooks(outbox, after, memory)
@@ -210,6 +211,21 @@ async function settleTurn(
   calls.written()
   if (after.step_count > 0) traceFlusher(services).add(after)
   return turn.reportOutcome(end.status, end.error)
+}
+
+/**
+ * Whether the record of a turn that is not streamed gives its readers the same end as its last frame: not in content mode
+ * `none`, of a conversation or with parts for the client, and not with objects, whose keys the record stores in another order.
+ */
+function isRecorded(
+  turn: TurnAttempt,
+  { streamed, content_mode, shape, output, error }: GenerationRow,
+  steps: readonly JournalStepRow[],
+): boolean {
+  if (streamed || content_mode === 'none') return false
+  if (error) return true
+  const isText = output?.object === null && steps.every(({ tool_calls }) => tool_calls.length === 0)
+  return isText && shape === 'agent' && Object.keys(clientParts(turn)).length === 0
 }
 
 /** Returns a message as the record of its turn shows it. */

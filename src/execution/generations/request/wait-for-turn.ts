@@ -4,11 +4,12 @@ import { errorEntry, isErrorCode, type RecordedFailure, raise } from '#core/base
 import { parseExactJson } from '#core/base/exact-json.ts'
 import type { Services } from '#core/base/services.ts'
 import { subscribeUntil } from '#core/work/subscription.ts'
-import type { GenerationRow } from '../model.ts'
+import type { GenerationRow, JournalStepRow } from '../model.ts'
 import { findWithResult } from '../store.ts'
 import { readFrame } from '../streams/frames.ts'
 import { liveTurns } from '../streams/live-turns.ts'
 import { readSteps } from '../traces/file.ts'
+import { wireStep } from '../traces/store.ts'
 import { agentResult } from './turn-result.ts'
 
 /** A settled or paused turn with the response for waiting callers: `result` or, if it failed, `failure`. */
@@ -40,7 +41,7 @@ export function subscribeTurn(services: Services, generationId: string) {
 export async function readTurnEnd(services: Services, generationId: string): Promise<TurnEndState | null> {
   const row = await findWithResult(services.pool, generationId)
   if (!row) raise('RESOURCE_NOT_FOUND', { message: `Generation ${generationId} not found`, meta: { id: generationId } })
-  const { last_frame, ...generation } = row
+  const { last_frame, steps, ...generation } = row
   if (generation.status === 'pending' || generation.status === 'in_progress') return null
   const body = last_frame ? (parseExactJson(readFrame(services, generation, last_frame)) as object) : null
   if (generation.status === 'failed') {
@@ -51,12 +52,17 @@ export async function readTurnEnd(services: Services, generationId: string): Pro
     const failure = (generation.content_mode === 'none' ? (frameError ?? error) : (error ?? frameError)) ?? unknown
     return { ...generation, result: null, failure }
   }
-  return { ...generation, result: body ?? (await recordedResult(services, generation)), failure: null }
+  return { ...generation, result: body ?? (await recordedResult(services, generation, steps)), failure: null }
 }
 
-/** Returns the result from the record, for turns whose frames were deleted. */
-async function recordedResult(services: Services, generation: GenerationRow): Promise<object> {
-  if (generation.shape === 'agent') return agentResult(generation, await readSteps(services, generation))
+/** Returns the result from the record, for turns without a last frame. */
+async function recordedResult(
+  services: Services,
+  generation: GenerationRow,
+  journalled: readonly JournalStepRow[] | null,
+): Promise<object> {
+  if (generation.shape === 'agent')
+    return agentResult(generation, journalled?.map(wireStep) ?? (await readSteps(services, generation)))
   const { id: generation_id, trace_id, status, output } = generation
   return {
     status,

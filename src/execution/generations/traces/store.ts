@@ -21,7 +21,7 @@ const file = z.custom<FileRow & Location>().nullable()
 const stepsAndFileRow = sql.type(z.object({ steps: z.array(JournalStepRow), file }))
 
 /** The settled steps of a generation `g`, without the provider ids of another project that shares the agent. */
-const visibleSteps = sql.fragment`(
+export const visibleSteps = sql.fragment`(
   select jsonb_agg(to_jsonb(s) - array['generation_id', 'vendor_parts']
     || jsonb_build_object('vendor_calls', nullif(jsonb_path_query_array(s.vendor_parts,
       '$[*] ? (@.type == "vendor_call" || @.type == "vendor_result")'), '[]'))
