@@ -1,7 +1,8 @@
 import { z } from 'zod'
 import type { PricedUsage } from '#control/usage/price-usage.ts'
 import { usagePart } from '#control/usage/store.ts'
-import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
+import { type Fragment, jsonb, type Queryable, rowFromJson, sql, voidStatement } from '#core/db/sql.ts'
 import type { StatementWrite } from '#core/writes/writer.ts'
 import type { AgentRow } from '#execution/agents/model.ts'
 import { servedAgent } from '#execution/agents/served-version.ts'
@@ -32,6 +33,12 @@ const LoadedTurn = z.object({
 })
 const loadedTurnRow = sql.type(LoadedTurn)
 
+/** From item of the agent that serves a turn `t`. */
+const servedAgentOfTurn = servedAgent(sql.fragment`t.agent_id`, {
+  version: sql.fragment`coalesce(t.agent_version, t.assigned_version)`,
+  key: sql.fragment`coalesce(t.actor_id, t.session_id, t.conversation_id)`,
+})
+
 /** A turn with everything that its execution requires. */
 export type LoadedTurn = {
   generation: GenerationRow
@@ -51,9 +58,8 @@ export type LoadedTurn = {
   rootTrace: string | null
 }
 
-/** Loads a turn to start or resume it, in one round trip; null if the generation was deleted. */
-export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | null> {
-  const row = await db.maybeOne(loadedTurnRow`
+/** Select of turns (`t`) with everything that their execution requires. `agents`: from item of the agent. */
+const turnSelect = (where: Fragment, agents: Fragment = servedAgentOfTurn): Fragment => sql.fragment`
     select ${generationKind.columns},
       case when a.id is not null then to_jsonb(a) end as loaded_agent,
       to_jsonb(pr) as loaded_provider,
@@ -71,16 +77,33 @@ export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | 
       coalesce((select max(f.seq) from stream_frames f where f.generation_id = t.id), 0) as loaded_frame,
       (select tr.root_trace_id from traces tr where tr.id = t.trace_id) as loaded_root
     from generations t
-    left join ${servedAgent(sql.fragment`t.agent_id`, {
-      version: sql.fragment`coalesce(t.agent_version, t.assigned_version)`,
-      key: sql.fragment`coalesce(t.actor_id, t.session_id, t.conversation_id)`,
-    })} a on true
+    left join ${agents} a on true
     join projects p on p.id = t.project_id
     left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true
     left join generation_work w on w.generation_id = t.id
     left join generation_work_unlogged wu on wu.generation_id = t.id
-    where t.id = ${id}`)
-  if (!row) return null
+    where ${where}`
+
+/** Loads a turn to start or resume it, in one round trip; null if the generation was deleted. */
+export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | null> {
+  const row = await db.maybeOne(loadedTurnRow`${turnSelect(sql.fragment`t.id = ${id}`)}`)
+  return row && loadedTurn(row)
+}
+
+/**
+ * Load of a turn as text by the claim of its message (`reads`), if it may start and is small. Other turns are loaded under
+ * their message: what a merged message requested may be missing here. The start is fenced by the attempt.
+ */
+export const loadWithMessage: Fragment = sql.fragment`
+  select to_json(l)::text from (${turnSelect(sql.fragment`t.id = claimed.data ->> 'generation_id'
+    and t.status = 'pending' and p.paused_at is null
+    and octet_length(coalesce(w.sealed, wu.sealed)) <= 32768 and coalesce(json_array_length(a.tool_bindings), 0) <= 8`)}) l`
+
+/** Returns a turn from the text of `loadWithMessage`. */
+export const readLoadedTurn = (text: string): LoadedTurn =>
+  loadedTurn(rowFromJson(parseExactJson(text) as z.output<typeof LoadedTurn>))
+
+function loadedTurn(row: z.output<typeof LoadedTurn>): LoadedTurn {
   const {
     loaded_agent,
     loaded_provider,
