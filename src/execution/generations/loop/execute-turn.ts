@@ -52,7 +52,7 @@ type TurnExit = 'settled' | 'claim_lost' | 'requeued' | 'waiting'
  * prepareTurn → TurnAttempt.claim → runSteps: requestStep, callTools, TurnAttempt.journalStep → completeTurn, failTurn
  * or pauseTurn → commitAttempt, which also emits events and notifies waiting callers. Returns `deferred` if the project
  * is paused and the turn has not started.
- * @param preloaded the turn as loaded with its message
+ * @param preloaded the turn, if it was loaded with its message or its prompt
  */
 export async function executeTurn(
   services: Services,
@@ -69,7 +69,7 @@ export async function executeTurn(
   const source = context.source ?? ownedTurn(loaded.generation)
   const turn = new TurnAttempt(services, loaded, { ...context, source })
   const exit = await withTriggerChain(triggerChainOf(loaded.generation.authority), () => runAttempt(turn))
-  // Another worker may have had the message, and requeued it, after the turn was loaded.
+  // Another worker may have started and requeued the turn after it was loaded.
   const isStale = preloaded !== null && exit === 'claim_lost' && !turn.isClaimed && !context.signal.aborted
   return isStale ? executeTurn(services, generationId, context) : exit
 }

@@ -34,7 +34,7 @@ const LoadedTurn = z.object({
 const loadedTurnRow = sql.type(LoadedTurn)
 
 /** From item of the agent that serves a turn `t`. */
-const servedAgentOfTurn = servedAgent(sql.fragment`t.agent_id`, {
+export const servedAgentOfTurn = servedAgent(sql.fragment`t.agent_id`, {
   version: sql.fragment`coalesce(t.agent_version, t.assigned_version)`,
   key: sql.fragment`coalesce(t.actor_id, t.session_id, t.conversation_id)`,
 })
@@ -58,8 +58,8 @@ export type LoadedTurn = {
   rootTrace: string | null
 }
 
-/** Select of turns (`t`) with everything that their execution requires. `agents`: from item of the agent. */
-const turnSelect = (where: Fragment, agents: Fragment = servedAgentOfTurn): Fragment => sql.fragment`
+/** Select of turns (`t`) with everything that their execution requires. `agent`: from item of the agent that serves them. */
+const turnSelect = (where: Fragment, agent: Fragment = servedAgentOfTurn): Fragment => sql.fragment`
     select ${generationKind.columns},
       case when a.id is not null then to_jsonb(a) end as loaded_agent,
       to_jsonb(pr) as loaded_provider,
@@ -77,7 +77,7 @@ const turnSelect = (where: Fragment, agents: Fragment = servedAgentOfTurn): Frag
       coalesce((select max(f.seq) from stream_frames f where f.generation_id = t.id), 0) as loaded_frame,
       (select tr.root_trace_id from traces tr where tr.id = t.trace_id) as loaded_root
     from generations t
-    left join ${agents} a on true
+    left join ${agent} a on true
     join projects p on p.id = t.project_id
     left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true
     left join generation_work w on w.generation_id = t.id
@@ -90,6 +90,13 @@ export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | 
   return row && loadedTurn(row)
 }
 
+/** Load of a turn as json by a statement that reads its agent. */
+export const turnJson = (id: string, agent: Fragment): Fragment =>
+  sql.fragment`(select to_json(l) from (${turnSelect(sql.fragment`t.id = ${id}`, agent)}) l)`
+
+/** Returns a turn from json. */
+export const turnFromJson = (json: object): LoadedTurn => loadedTurn(rowFromJson(json as z.output<typeof LoadedTurn>))
+
 /**
  * Load of a turn as text by the claim of its message (`reads`), if it may start and is small. Other turns are loaded under
  * their message: what a merged message requested may be missing here. The start is fenced by the attempt.
@@ -100,8 +107,7 @@ export const loadWithMessage: Fragment = sql.fragment`
     and octet_length(coalesce(w.sealed, wu.sealed)) <= 32768 and coalesce(json_array_length(a.tool_bindings), 0) <= 8`)}) l`
 
 /** Returns a turn from the text of `loadWithMessage`. */
-export const readLoadedTurn = (text: string): LoadedTurn =>
-  loadedTurn(rowFromJson(parseExactJson(text) as z.output<typeof LoadedTurn>))
+export const readLoadedTurn = (text: string): LoadedTurn => turnFromJson(parseExactJson(text) as object)
 
 function loadedTurn(row: z.output<typeof LoadedTurn>): LoadedTurn {
   const {
