@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { randomBytes } from 'node:crypto'
 import { sql } from '#core/db/sql.ts'
 import { loadTurn, loadWithMessage, readLoadedTurn } from '#execution/generations/loop/turn-store.ts'
 import { client } from '../local/double/client.ts'
@@ -65,7 +66,7 @@ describe('turns loaded by the claim of their message', function () {
   })
   after(() => app?.close())
 
-  it('are as if they were loaded alone', async () => {
+  it('are as if they were loaded alone, unless they are large', async () => {
     const parameters = '{"type":"object","properties":{"z":{"type":"number","maximum":1.50},"a":{"type":"string"}}}'
     const execute = { method: 'GET', url: `${app.url}/healthz` }
     const tool = await app.admin.post('/tools', { project_id: app.projectId, name: 'ordered', execute })
@@ -77,12 +78,16 @@ describe('turns loaded by the claim of their message', function () {
     const request = { prompt: 'x', metadata, timeout_seconds: 60 }
     const { body } = await app.key.post(`/agents/${agent}/generate`, request)
     const id: string = body.generation_id
-    const text = await app.services.pool.oneFirst(sql.unsafe`
-      select r.value from (select jsonb_build_object('generation_id', ${id}::text) as data) claimed
-      cross join lateral (${loadWithMessage}) r (value)`)
+    const readText = () =>
+      app.services.pool.maybeOneFirst(sql.unsafe`
+        select r.value from (select jsonb_build_object('generation_id', ${id}::text) as data) claimed
+        cross join lateral (${loadWithMessage}) r (value)`)
     const alone = await loadTurn(app.services.pool, id)
-    assert.equal(JSON.stringify(readLoadedTurn(text as string)), JSON.stringify(alone))
+    assert.equal(JSON.stringify(readLoadedTurn((await readText()) as string)), JSON.stringify(alone))
     assert.deepEqual([alone?.generation.id, alone?.tools.length], [id, 1])
+    const large = { type: 'object', description: randomBytes(20 * 1024).toString('hex') }
+    assert.equal((await app.admin.patch(`/tools/${tool.body.id}`, { parameters: large })).status, 200)
+    assert.equal(await readText(), null)
     assert.equal((await app.key.post(`/generations/${id}/cancel`)).status, 200)
   })
 

@@ -81,6 +81,12 @@ const oldestFirst = (policy: Queue<any>['policy']) => `
 /** Bytes of what a claim reads with one message: the answer has all its messages, of several projects. */
 const MAX_READ_BYTES = 64 * 1024
 
+// Materialized, because PostgreSQL would otherwise build the text once for its length and once for the answer.
+const readOf = (reads: string) => `left join lateral (
+    with r (value) as materialized (${reads})
+    select case when octet_length(value) <= ${MAX_READ_BYTES} then value end as read from r
+  ) r on true`
+
 /**
  * Most projects below their share that one claim considers; with more waiting projects, the ring serves all in turn.
  */
@@ -145,11 +151,11 @@ const inTurn = (policy: Queue<any>['policy'], reads?: string) => `
     ) m
     limit $2
   ), claimed as (${activate})
-  select state.*, claimed.* ${reads ? `, case when octet_length(r.value) <= ${MAX_READ_BYTES} then r.value end as read` : ''} from (
+  select state.*, claimed.* ${reads ? ', r.read' : ''} from (
     select (select count(*)::int from eligible) as found,
       (select project from next order by position desc limit 1) as last,
       ${policy === 'stately' ? hasMoreDue : 'false'} as "othersWait"
-  ) state left join claimed on true ${reads ? `left join lateral (${reads}) r (value) on true` : ''}`
+  ) state left join claimed on true ${reads ? readOf(reads) : ''}`
 
 /**
  * Time after which the answer of a claim is ignored and its connection ended. A claim takes milliseconds, so its answer
