@@ -455,11 +455,8 @@ describe('a routed call', function () {
       const { body } = await counted.ask(agent)
       assert.deepEqual([body.output?.content, body.usage !== null], ['x', true])
       const routing = counted.app.statements.slice(from).filter(text => /model_routes|model_breakers/.test(text))
-      const carriers = [
-        /select a\..* from served_agent/s,
-        /from generations t\s+left join served_agent/,
-        /update generations set step_count/,
-      ]
+      // The load of the turn, the third carrier, is in the claim of its message.
+      const carriers = [/select a\..* from served_agent/s, /update generations set step_count/]
       assert.equal(routing.length, carriers.length, routing.join('\n\n'))
       for (const [index, carrier] of carriers.entries()) assert.match(routing[index], carrier)
     } finally {

@@ -1,5 +1,5 @@
 import type { RecordedFailure } from '#core/base/errors.ts'
-import { sql } from '#core/db/sql.ts'
+import { rowFromJson, sql } from '#core/db/sql.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { addSessionFrame } from '../dialog/messages/frames.ts'
 import type { ConversationRow } from '../dialog/messages/model.ts'
@@ -44,15 +44,7 @@ export const sessionJson = sql.fragment`(
     select to_jsonb(s) from (select ${sessionKind.columns} from sessions t where t.id = c.session_id) s)`
 
 /** Returns a session row from jsonb, with its turn ended. */
-const withoutTurn = (json: object): SessionRow => ({
-  ...(Object.fromEntries(
-    Object.entries(json).map(([name, value]) => [
-      name,
-      name.endsWith('_at') && value !== null ? new Date(value).toISOString() : value,
-    ]),
-  ) as SessionRow),
-  generating_at: null,
-})
+const withoutTurn = (json: object): SessionRow => ({ ...(rowFromJson(json) as SessionRow), generating_at: null })
 
 /**
  * Settles a turn in the session of its conversation: the frame of its streams, its event, the name that the agent gives it,

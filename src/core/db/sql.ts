@@ -40,6 +40,21 @@ export const rawQuery = (text: string, values: unknown[] = []): QuerySqlToken =>
 /** Wraps a fragment built by pg-boss, without parameters. */
 export const rawFragment = (text: string): Fragment => Object.freeze({ ...sql.fragment``, sql: text })
 
+/** Returns the text of a fragment without values, for a statement that Slonik does not send. */
+export function textOf({ sql: text, values }: Fragment): string {
+  if (values.length > 0) throw new Error(`fragment with values: ${text}`)
+  return text
+}
+
+/** Returns a row from json or jsonb, with its times in the format of other rows. */
+export const rowFromJson = <Row extends object>(json: Row): Row =>
+  Object.fromEntries(
+    Object.entries(json).map(([name, value]) => [
+      name,
+      name.endsWith('_at') && value !== null ? new Date(value).toISOString() : value,
+    ]),
+  ) as Row
+
 /** Returns the `like` pattern of a substring search; `%`, `_` and `\` are literal. */
 export const substring = (text: string): string => `%${text.replace(/[\\%_]/g, match => `\\${match}`)}%`
 

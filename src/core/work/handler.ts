@@ -20,6 +20,8 @@ export type JobContext = {
   id: string
   /** Aborted when the lease is lost or the grace period is over: stop without writing. */
   signal: AbortSignal
+  /** What the claim of the message has read (`reads`); null if it read nothing: it was too large, or another claim was used. */
+  read: string | null
   /** Aborted when the worker is stopping: finish soon, or commit the completed part and throw RequeueError. */
   stopping: AbortSignal
   log: Logger
@@ -60,6 +62,7 @@ export type Handler = {
   onExhausted?: (message: any, error: unknown, services: Services) => Promise<unknown>
   boundsLosses?: boolean
   maxLosses?: number
+  reads?: Fragment
 }
 
 /** Slots of a handler in one worker, and how many of them one project may hold while others wait. */
@@ -93,6 +96,13 @@ type HandlerOptions<M> = {
    * ended `maxLosses` workers fails with WORKER_LOST.
    */
   boundsLosses?: boolean
+  /**
+   * A select of one text that the claim of a message runs, which saves a statement: of at most one row, for the message
+   * `claimed`, without values. It may be from before another process had the message: a write that relies on it is fenced, and
+   * without effect reads again. It must be small, because the claims of all projects wait for it. Only for a queue whose
+   * messages have projects, without batches.
+   */
+  reads?: Fragment
   /** Default MAX_WORKER_LOSSES. More for messages whose loss is specified to be survived more often. */
   maxLosses?: number
 }

@@ -1,8 +1,9 @@
 import { settledWithin } from '../base/event-loop.ts'
 import { HOLDER } from '../base/holder.ts'
 import { loopsRestarted } from '../base/metrics.ts'
+import { databaseErrorKind } from '../db/database-errors.ts'
 import type { SqlExecutor } from '../db/pool.ts'
-import { type Fragment, rawFragment, sql } from '../db/sql.ts'
+import { type Fragment, rawFragment, sql, textOf } from '../db/sql.ts'
 import type { Queue } from '../queues/queue.ts'
 import {
   ACCOUNTS,
@@ -28,6 +29,8 @@ export type MessageClaim = {
   retryLimit: number
   key: string | null
   project: string | null
+  /** What the claim has read with the message (`reads` of the handler); null for none. */
+  read?: string | null
 }
 
 const columns = `j.id, j.data, j.retry_count as "retryCount", j.retry_limit as "retryLimit", j.singleton_key as "key",
@@ -75,6 +78,15 @@ const oldestFirst = (policy: Queue<any>['policy']) => `
   )
   ${activate}`
 
+/** Bytes of what a claim reads with one message: the answer has all its messages, of several projects. */
+const MAX_READ_BYTES = 64 * 1024
+
+// Materialized, because PostgreSQL would otherwise build the text once for its length and once for the answer.
+const readOf = (reads: string) => `left join lateral (
+    with r (value) as materialized (${reads})
+    select case when octet_length(value) <= ${MAX_READ_BYTES} then value end as read from r
+  ) r on true`
+
 /**
  * Most projects below their share that one claim considers; with more waiting projects, the ring serves all in turn.
  */
@@ -96,7 +108,7 @@ const hasMoreDue = `exists (
 //
 // A claim takes 0.2 ms when nothing waits, 0.5 ms with 10,000 messages of one project, 1 ms with 20 projects and 1.5 ms
 // with 1,000. It is namedStatement, because planning it takes 2 ms.
-const inTurn = (policy: Queue<any>['policy']) => `
+const inTurn = (policy: Queue<any>['policy'], reads?: string) => `
   with recursive ring (project, place, below_share, round) as (
     select $3::text, 0, 0, $3 = ''
     union all
@@ -139,11 +151,11 @@ const inTurn = (policy: Queue<any>['policy']) => `
     ) m
     limit $2
   ), claimed as (${activate})
-  select state.*, claimed.* from (
+  select state.*, claimed.* ${reads ? ', r.read' : ''} from (
     select (select count(*)::int from eligible) as found,
       (select project from next order by position desc limit 1) as last,
       ${policy === 'stately' ? hasMoreDue : 'false'} as "othersWait"
-  ) state left join claimed on true`
+  ) state left join claimed on true ${reads ? readOf(reads) : ''}`
 
 /**
  * Time after which the answer of a claim is ignored and its connection ended. A claim takes milliseconds, so its answer
@@ -173,6 +185,18 @@ const statements = {
   },
 }
 
+const readingStatements = new Map<string, ReturnType<typeof claimStatement>>()
+
+/** Returns the claim of a queue with projects, with what its handler reads. */
+function turnStatement({ name, policy }: Queue<any>, reads: Fragment | undefined) {
+  if (!reads) return statements[policy].turn
+  const existing = readingStatements.get(name)
+  if (existing) return existing
+  const statement = claimStatement(`turn ${name}`, inTurn(policy, textOf(reads)))
+  readingStatements.set(name, statement)
+  return statement
+}
+
 /** Limits of one claim. All but `limit` apply to queues whose messages have projects. */
 export type MessageClaimRequest = {
   limit: number
@@ -184,6 +208,8 @@ export type MessageClaimRequest = {
   share: number
   /** Number of claimed messages that may exceed the share of their project if no other project waits. */
   borrow: number
+  /** Of the handler. */
+  reads?: Fragment
 }
 
 /** `more`: the claim left other messages unclaimed. `othersWait`: some are due, possibly with active keys. */
@@ -221,21 +247,24 @@ async function sendClaim(
   queue: Queue<any>,
   request: MessageClaimRequest,
 ): Promise<ClaimedMessages | null> {
-  const { limit, last, held, share, borrow } = request
-  const { oldest, turn } = statements[queue.policy]
+  const { limit, last, held, share, borrow, reads } = request
   try {
     if (!queue.project) {
+      const { oldest } = statements[queue.policy]
       const jobs: MessageClaim[] = (await db.executeSql(oldest(), [queue.name, limit])).rows
       return { jobs, more: jobs.length === limit, othersWait: true, last }
     }
     const here = JSON.stringify(Object.fromEntries(held))
-    const { rows } = await db.executeSql(turn(), [queue.name, limit, last, here, share, borrow])
+    const claim = turnStatement(queue, reads)
+    const { rows } = await db.executeSql(claim(), [queue.name, limit, last, here, share, borrow])
     const [state] = rows
     const jobs: MessageClaim[] = rows.filter(row => row.id !== null)
     const more = jobs.length === limit || state.found > jobs.length
     return { jobs, more, othersWait: state.othersWait, last: state.last ?? last }
   } catch (error) {
     if ((error as { code?: string }).code === UNIQUE_VIOLATION) return null
+    // A row that cannot be read must not keep other messages from being claimed.
+    if (reads && databaseErrorKind(error) === 'fault') return sendClaim(db, queue, { ...request, reads: undefined })
     throw error
   }
 }

@@ -1,4 +1,3 @@
-import { randomInt } from 'node:crypto'
 import { type Fragment, type Queryable, rawFragment, sql } from '#core/db/sql.ts'
 import { type AgentRow, agentKind, readConfig } from './model.ts'
 
@@ -21,7 +20,7 @@ const UNSET = rawFragment(`'${JSON.stringify(readConfig({}))}'::jsonb`)
  * sessions are always current. Reads no version row when the agent already has that version.
  */
 export const servedAgent = (id: Fragment, turn: { version: Fragment; key: Fragment }): Fragment =>
-  sql.fragment`served_agent(${id}, ${turn.version}::integer, ${turn.key}::text, ${randomInt(100)}::integer, ${UNSET})`
+  sql.fragment`served_agent(${id}, ${turn.version}::integer, ${turn.key}::text, floor(random() * 100)::integer, ${UNSET})`
 
 /** Returns the agent of any project as served to this owner, or null. */
 export const findServedAgent = (db: Queryable, id: string, owner: ReleaseSubject): Promise<AgentRow | null> =>

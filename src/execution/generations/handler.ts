@@ -5,6 +5,7 @@ import { workQueue } from '#core/queues/queue.ts'
 import { type BackgroundTask, handler, RequeueError, schedule } from '#core/work/handler.ts'
 import { deleteInBatches } from '#core/work/sweeps.ts'
 import { executeTurn } from './loop/execute-turn.ts'
+import { loadWithMessage, readLoadedTurn } from './loop/turn-store.ts'
 import { generationKind } from './model.ts'
 import { abortTurn } from './request/cancel-turn.ts'
 import { turnQueue } from './request/create.ts'
@@ -26,6 +27,7 @@ export const generationHandlers = [
     turnQueue,
     {
       boundsLosses: true,
+      reads: loadWithMessage,
       leaseSeconds: config => config.GENERATION_LEASE_SECONDS,
       onExhausted: async ({ generation_id }, error, services) => {
         await services.write(tx =>
@@ -36,9 +38,9 @@ export const generationHandlers = [
         )
       },
     },
-    async ({ generation_id }, { services, signal, stopping, log, complete, releaseSlotWhile, retryIn }) => {
+    async ({ generation_id }, { services, read, signal, stopping, log, complete, releaseSlotWhile, retryIn }) => {
       const context = { signal, stopping, log, complete, releaseSlotWhile, retryIn }
-      const outcome = await executeTurn(services, generation_id, context)
+      const outcome = await executeTurn(services, generation_id, context, read === null ? null : readLoadedTurn(read))
       if (outcome === 'requeued') throw new RequeueError()
     },
   ),

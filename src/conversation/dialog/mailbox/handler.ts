@@ -42,7 +42,7 @@ const endStates: Record<string, Extract<TurnState, 'done' | 'failed'> | undefine
 
 /**
  * Takes the next turn from a mailbox: the running one (its worker was lost), else the lowest due one. The prompt is
- * read in the same transaction, so that a message is either part of it or finds the turn running and requests another.
+ * read, and the turn loaded, in the same transaction, so that a message is either part of it or finds the turn running and requests another.
  * Under an operator only the running turn continues. Returns null if no turn is due, after sending a wake-up for the next
  * start, and `deleted` if the conversation was deleted. The conversation's lock ensures that no wake-up is lost.
  */
@@ -67,7 +67,7 @@ async function claimNextTurn(tx: Tx, conversationId: string): Promise<ClaimedTur
         await startTurn(tx, turn)
         addStartFrame(tx, conversation, turn)
       }
-      return { conversation, turn, session: null, prompt: null }
+      return { conversation, turn, session: null, prompt: null, loaded: null }
     }
     // Woken by the resume of the project or by the sweep.
     if (turn.paused) return null
@@ -75,12 +75,12 @@ async function claimNextTurn(tx: Tx, conversationId: string): Promise<ClaimedTur
       wakeConversation(tx, conversation, { startAfter: new Date(turn.not_before as string) })
       return null
     }
-    const prompt = await preparePrompt(tx, conversation, turn)
+    const { prompt, loaded } = await preparePrompt(tx, conversation, turn)
     if (turn.state === 'queued') addStartFrame(tx, conversation, turn)
     const session = await sessionOf(tx, conversation)
     const refuse = sessionRefusal(conversation, session)
     const claimed = turn.chat_id === null ? turn : { ...turn, attempt: turn.attempt + 1 }
-    return { conversation, turn: claimed, session, prompt: refuse ? { refuse } : prompt }
+    return { conversation, turn: claimed, session, prompt: refuse ? { refuse } : prompt, loaded }
   }
 }
 
@@ -102,7 +102,7 @@ async function executeClaimedTurn(services: Services, claimed: ClaimedTurn, cont
   const { signal, stopping, log, releaseSlotWhile, retryIn, complete } = context
   const source = turnSource(claimed, complete)
   const options = { signal, stopping, log, releaseSlotWhile, retryIn, source }
-  const outcome = await executeTurn(services, claimed.turn.generation_id, options)
+  const outcome = await executeTurn(services, claimed.turn.generation_id, options, claimed.loaded)
   return { outcome, wasLast: source.wasLast() }
 }
 

@@ -1,5 +1,6 @@
 import type { RecordedFailure } from '#core/base/errors.ts'
 import type { Queryable } from '#core/db/sql.ts'
+import { type LoadedTurn, turnFromJson } from '#execution/generations/loop/turn-store.ts'
 import type { PromptContext } from '#execution/generations/model.ts'
 import { type FilePart, type ModelMessage, messageText, type TextPart } from '#execution/providers/model-messages.ts'
 import type { ConversationRow } from '../messages/model.ts'
@@ -16,9 +17,16 @@ export async function preparePrompt(
   tx: Queryable,
   conversation: ConversationRow,
   turn: TurnRow,
-): Promise<Prompt | { refuse: RecordedFailure }> {
-  const listener = conversation.actor_id
-  const facts = await startTurnWithPrompt(tx, turn, listener)
+): Promise<{ prompt: Prompt | { refuse: RecordedFailure }; loaded: LoadedTurn | null }> {
+  const facts = await startTurnWithPrompt(tx, turn, conversation.actor_id)
+  return { prompt: promptOf(facts, conversation, turn), loaded: facts.loaded && turnFromJson(facts.loaded) }
+}
+
+function promptOf(
+  facts: PromptFacts,
+  conversation: ConversationRow,
+  turn: TurnRow,
+): Prompt | { refuse: RecordedFailure } {
   if (facts.answers === null)
     return {
       refuse:
@@ -37,7 +45,7 @@ export async function preparePrompt(
   const { bytes_per_token } = conversation
   return {
     messages,
-    system_extra: systemParts(facts, turn.actor_id, listener),
+    system_extra: systemParts(facts, turn.actor_id, conversation.actor_id),
     context: facts.summary === null && bytes_per_token === null ? null : { summary: facts.summary, bytes_per_token },
   }
 }

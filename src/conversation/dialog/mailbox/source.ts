@@ -8,6 +8,7 @@ import { newId } from '#core/base/ids.ts'
 import { type Fragment, sql } from '#core/db/sql.ts'
 import type { Outbox, Tx } from '#core/writes/writer.ts'
 import type { TurnOutcome, TurnSource } from '#execution/generations/loop/turn-owner.ts'
+import type { LoadedTurn } from '#execution/generations/loop/turn-store.ts'
 import type { GenerationRow } from '#execution/generations/model.ts'
 import { type ConversationRow, messageEvents } from '../messages/model.ts'
 import { appendMessage, findMediaDescription, lockConversation, setMediaDescription } from '../messages/store.ts'
@@ -26,6 +27,8 @@ export type ClaimedTurn = {
   session: SessionRow | null
   /** Null if an earlier attempt has stored it. */
   prompt: Prompt | { refuse: RecordedFailure } | null
+  /** Turn of an agent that starts. */
+  loaded: LoadedTurn | null
 }
 
 /** Whether the turn was requested by a client that receives the result of the agent, with all its steps. */

@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { messageTextJoin } from '#content/documents/message-text.ts'
 import { sessionJson } from '#conversation/sessions/settle-turn.ts'
 import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
-import { servedAgent } from '#execution/agents/served-version.ts'
+import { servedAgentOfTurn, turnJson } from '#execution/generations/loop/turn-store.ts'
 import { AbortRequest, GENERATION_STATUSES } from '#execution/generations/model.ts'
 import type { MessagePart } from '../messages/parts-model.ts'
 import { isRefusedMessage } from '../messages/refused.ts'
@@ -278,6 +278,8 @@ const PromptFacts = z.object({
   messages: z.array(SeenMessage),
   /** Summary of the messages before them; null without one. */
   summary: z.string().nullable(),
+  /** Turn of an agent (`turnFromJson`). */
+  loaded: z.custom<object>().nullable(),
 })
 export type PromptFacts = z.output<typeof PromptFacts>
 const promptFactsRow = sql.type(PromptFacts)
@@ -291,6 +293,7 @@ const documentTexts = sql.fragment`case when m.parts @> '[{"type": "document"}]'
  * Marks a turn as running and reads the input of its prompt: the last messages up to the agent's limit, without those that
  * a summary stands for. The turn stores the last position it has seen, and a later attempt reads no further. Requires the
  * conversation's lock, so that no message is added in between. The messages are json, because jsonb is limited to 256 MB.
+ * Also loads a turn of an agent, whose served version it reads anyway.
  * @param listenerId the actor that the turn speaks to
  */
 export const startTurnWithPrompt = (
@@ -302,15 +305,15 @@ export const startTurnWithPrompt = (
   const answers =
     chat_id === null
       ? sql.fragment`
-          select a.id, a.max_context_messages, case when g.content_mode = 'full' then a.context_policy end as policy
-          from generations g, ${servedAgent(sql.fragment`g.agent_id`, {
-            version: sql.fragment`coalesce(g.agent_version, g.assigned_version)`,
-            key: sql.fragment`coalesce(g.actor_id, g.session_id, g.conversation_id)`,
-          })} a where g.id = ${generation_id}`
+          served as materialized (select a.* from generations t, ${servedAgentOfTurn} a where t.id = ${generation_id}),
+          answers as (
+            select a.id, a.max_context_messages, case when g.content_mode = 'full' then a.context_policy end as policy
+            from served a, generations g where g.id = ${generation_id})`
       : sql.fragment`
-          select id, null::integer as max_context_messages, null::jsonb as policy from chats where id = ${chat_id}`
+          answers as (
+            select id, null::integer as max_context_messages, null::jsonb as policy from chats where id = ${chat_id})`
   return db.one(promptFactsRow`
-    with answers as materialized (${answers}),
+    with ${answers},
     ${promptSummaryCtes(conversation_id, sql.fragment`(select policy from answers)`)},
     seen as (
       select m.* from conversation_messages m
@@ -325,7 +328,8 @@ export const startTurnWithPrompt = (
         attempt = attempt + ${chat_id === null ? 0 : 1}
       where conversation_id = ${conversation_id} and seq = ${seq} and state in ('queued', 'running')
     )
-    select (select id from answers) as answers, (select nullif(text, '') from summary) as summary,
+    select ${generation_id === null ? sql.fragment`null::json` : turnJson(generation_id, sql.fragment`served`)} as loaded,
+      (select id from answers) as answers, (select nullif(text, '') from summary) as summary,
       (select coalesce(jsonb_object_agg(x.id, jsonb_build_object('name', x.name, 'instructions', x.instructions)), '{}')
         from actors x where x.id in (${actor_id}, ${listenerId})) as actors,
       (select coalesce(json_agg(json_build_object('role', m.role, 'content', x.content, 'metadata', m.metadata,

@@ -31,7 +31,7 @@ import { referenceMessages } from './shared-state.ts'
 import { outputSchemaOf, stepSettings, stoppingTools } from './step-settings.ts'
 import { TurnAttempt } from './turn-attempt.ts'
 import { ownedTurn, type TurnContext } from './turn-owner.ts'
-import { loadTurn } from './turn-store.ts'
+import { type LoadedTurn, loadTurn } from './turn-store.ts'
 
 type StepSettings = ReturnType<typeof stepSettings>
 
@@ -52,22 +52,26 @@ type TurnExit = 'settled' | 'claim_lost' | 'requeued' | 'waiting'
  * prepareTurn → TurnAttempt.claim → runSteps: requestStep, callTools, TurnAttempt.journalStep → completeTurn, failTurn
  * or pauseTurn → commitAttempt, which also emits events and notifies waiting callers. Returns `deferred` if the project
  * is paused and the turn has not started.
+ * @param preloaded the turn, if it was loaded with its message or its prompt
  */
 export async function executeTurn(
   services: Services,
   generationId: string,
   context: TurnContext,
+  preloaded: LoadedTurn | null = null,
 ): Promise<TurnExit | 'deferred'> {
-  const loaded = await loadTurn(services.pool, generationId)
+  const loaded = preloaded ?? (await loadTurn(services.pool, generationId))
   if (!loaded) return 'settled'
   const { status } = loaded.generation
   if (status !== 'pending' && status !== 'in_progress') return 'settled'
   if (status === 'pending' && loaded.paused) return 'deferred'
   if (mustWaitForModel(loaded.generation)) return 'waiting'
   const source = context.source ?? ownedTurn(loaded.generation)
-  return withTriggerChain(triggerChainOf(loaded.generation.authority), () =>
-    runAttempt(new TurnAttempt(services, loaded, { ...context, source })),
-  )
+  const turn = new TurnAttempt(services, loaded, { ...context, source })
+  const exit = await withTriggerChain(triggerChainOf(loaded.generation.authority), () => runAttempt(turn))
+  // Another worker may have started and requeued the turn after it was loaded.
+  const isStale = preloaded !== null && exit === 'claim_lost' && !turn.isClaimed && !context.signal.aborted
+  return isStale ? executeTurn(services, generationId, context) : exit
 }
 
 async function runAttempt(turn: TurnAttempt): Promise<TurnExit> {

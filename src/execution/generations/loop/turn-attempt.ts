@@ -63,6 +63,7 @@ export class TurnAttempt {
   #unusedAnswers = 0
   /** Whether the journal contains the model answer of the step in progress. */
   #isStepJournalled: boolean
+  #isClaimed = false
   readonly #startedAt = performance.now()
 
   constructor(services: Services, loaded: LoadedTurn, context: TurnContext) {
@@ -85,6 +86,11 @@ export class TurnAttempt {
 
   get generation(): GenerationRow {
     return this.#generation
+  }
+
+  /** Whether this attempt has claimed the turn, and possibly lost it since. */
+  get isClaimed(): boolean {
+    return this.#isClaimed
   }
 
   /** Null until the turn is prepared. */
@@ -184,6 +190,7 @@ export class TurnAttempt {
       return claimParts(claim)
     })
     if (!held) throw new TurnClaimLost()
+    this.#isClaimed = true
   }
 
   #buildClaimedRow(now: string): GenerationRow {
