@@ -365,31 +365,32 @@ const RunTotals = z.object({
 const runTotalsRow = sql.type(RunTotals)
 export type RunTotals = z.output<typeof RunTotals>
 
-/** Returns the sum of a component and its parts. */
-const quantityOf = (component: string) =>
-  sql.fragment`${sql.join(
-    [component, ...TOKEN_PART_NAMES.filter(part => TOKEN_PARTS[part] === component)].map(
-      name => sql.fragment`coalesce(sum((c.of ->> ${name})::numeric), 0)`,
-    ),
-    sql.fragment` + `,
-  )}`
+/** Returns the sum of a component and its parts over the components `c` of an event. */
+const quantityOf = (component: string) => {
+  const names = [component, ...TOKEN_PART_NAMES.filter(part => TOKEN_PARTS[part] === component)]
+  return sql.fragment`coalesce(sum(c.quantity) filter (where c.component = any(${sql.array(names, 'text')})), 0)`
+}
 
-const runSums = sql.fragment`sum(t.event_count)::int8 as events, sum(t.cost_usd) as cost_usd,
-      ${quantityOf('input_tokens')} as uncached, ${quantityOf('cached_tokens')} as cached,
-      ${quantityOf('cache_write_tokens')} as written, ${quantityOf('output_tokens')} as output,
-      ${quantityOf('reasoning_tokens')} as reasoning`
+const runSums = sql.fragment`sum(t.event_count)::int8 as events, sum(t.cost_usd) as cost_usd, sum(q.uncached) as uncached,
+      sum(q.cached) as cached, sum(q.written) as written, sum(q.output) as output, sum(q.reasoning) as reasoning`
 
 const quantitiesOfEvent = sql.fragment`lateral (
-      select jsonb_object_agg(e.component, e.quantity) as of from (
-        select component, sum(quantity) as quantity from jsonb_to_recordset(t.components) as e (component text, quantity numeric)
-        group by component) e) c`
+      select ${quantityOf('input_tokens')} as uncached, ${quantityOf('cached_tokens')} as cached,
+        ${quantityOf('cache_write_tokens')} as written, ${quantityOf('output_tokens')} as output,
+        ${quantityOf('reasoning_tokens')} as reasoning
+      from jsonb_to_recordset(t.components) as c (component text, quantity numeric)) q`
 
-/** Returns the totals of runs, with the totals of `runId` as a separate row `own` (index usage_events_run). */
+/**
+ * Returns the totals of runs, with the totals of `runId` as a separate row `own` (index usage_events_run, whatever the planner
+ * expects of the number of runs).
+ * @param runs query of the IDs of the runs, each once
+ */
 export const totalsOfRuns = (db: Queryable, runId: string, runs: Fragment): Promise<readonly RunTotals[]> =>
   db.any(runTotalsRow`
     select t.orchestration_run_id = ${runId} as own, ${runSums}
-    from usage_events t cross join ${quantitiesOfEvent}
-    where t.orchestration_run_id in (${runs}) group by 1`)
+    from (${runs}) run (id) cross join lateral (
+      select t.* from usage_events t where t.orchestration_run_id = run.id offset 0) t cross join ${quantitiesOfEvent}
+    group by 1`)
 
 const treeTotalsRow = sql.type(RunTotals.extend({ root: z.string() }))
 
