@@ -35,8 +35,8 @@ describe('statements', function () {
     assert.equal(common.length, count, common.join('\n'))
   }
 
-  it('of a waited turn are seven', async () => {
-    await assertStatements(7, async () => {
+  it('of a waited turn are six', async () => {
+    await assertStatements(6, async () => {
       const { status } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
       assert.equal(status, 200)
     })
@@ -79,7 +79,7 @@ describe('statements', function () {
     assert.equal(events.length, 2)
   })
 
-  it('of one are eight with quotas of tokens and of money for the project, the agent and its end users', async () => {
+  it('of one are seven with quotas of tokens and of money for the project, the agent and its end users', async () => {
     for (const metric of ['tokens', 'cost_usd'])
       for (const scope of ['project', 'agent', 'actor']) {
         const quota = {
@@ -95,7 +95,7 @@ describe('statements', function () {
           201,
         )
       }
-    await assertStatements(8, async () => {
+    await assertStatements(7, async () => {
       const { status } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
       assert.equal(status, 200)
     })
@@ -114,14 +114,14 @@ describe('statements', function () {
     })
   })
 
-  it('of a waited message of a session are twenty-five', async () => {
+  it('of a waited message of a session are twenty-four', async () => {
     const actor = await app.key.post('/actors', { name: 'caller' })
     const session = await app.key.post('/sessions', {
       agent_id: app.agentId,
       actor_id: actor.body.id,
       auto_generate: true,
     })
-    await assertStatements(25, async () => {
+    await assertStatements(24, async () => {
       const { body } = await app.key.post(`/sessions/${session.body.id}/messages?wait=true`, { message: 'hello' })
       assert.ok(body.reply)
     })

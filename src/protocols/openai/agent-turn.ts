@@ -110,6 +110,7 @@ async function runWithoutSession(
       authority: principalRecord(caller),
       streamed: body.stream !== null || body.background,
       patience: body.background ? undefined : 'none',
+      awaited: body.stream === null && !body.background,
       shape: 'agent',
       unstored: !body.store,
     }
@@ -277,6 +278,7 @@ function sessionTurnInput({ body, caller }: TurnContext, session: SessionRow, ag
     tool_context: turnContext(session, null),
     streamed: body.stream !== null || body.background,
     patience: body.background ? undefined : 'none',
+    awaited: body.stream === null && !body.background,
     origin: null,
     shape: 'agent',
     unstored: !body.store,

@@ -57,6 +57,7 @@ export type TurnInput = {
   /** `context` of guardrails. */
   guardrail_context?: Record<string, unknown> | null
   patience?: TurnData['patience']
+  awaited?: TurnData['awaited']
   /** Settings that override the settings of the agent. */
   overrides?: TurnData['overrides']
   /** Conversations whose mailboxes wait for the turn. */
@@ -124,6 +125,7 @@ function buildTurn(services: Services, input: TurnInput): NewTurn {
     tool_context: input.tool_context ?? null,
     guardrail_context: input.guardrail_context ?? null,
     ...(input.patience && { patience: input.patience }),
+    ...(input.awaited && { awaited: true }),
     overrides: input.overrides ?? {},
     resumed: {},
     occupied: input.occupied ?? [],

@@ -33,7 +33,7 @@ import {
 import { findRunnableAgent, type RunnableAgent } from './create-store.ts'
 import { resolveDocuments, type SentMessage, type UnresolvedMessage } from './message-documents.ts'
 import { admitFiles } from './message-files.ts'
-import { createdStatus, patienceOf, replayTurnResponse, respondWithTurn, responseMode, WaitQuery } from './respond.ts'
+import { createdStatus, replayTurnResponse, respondWithTurn, responseMode, WaitQuery, waitOf } from './respond.ts'
 import { extractToolOutputs, type MessageWithToolOutputs, resolveToolOutputs, ToolOutputPart } from './tool-parts.ts'
 import { AcceptedTurn, GenerateResult } from './turn-result.ts'
 
@@ -335,7 +335,7 @@ export const generateOperation = itemOperation(agentKind, {
         deadline_at: body.timeout_seconds ? timeIn(body.timeout_seconds * 1000).toISOString() : null,
         authority: principalRecord(caller),
         streamed: mode === 'stream',
-        patience: patienceOf(mode),
+        ...waitOf(mode),
         shape: 'agent',
       }
       const addWrites = (outbox: Outbox) => context.record(outbox, createdStatus(mode), { made: { generation_id } })
