@@ -35,8 +35,8 @@ describe('statements', function () {
     assert.equal(common.length, count, common.join('\n'))
   }
 
-  it('of a waited turn are six', async () => {
-    await assertStatements(6, async () => {
+  it('of a waited turn are five', async () => {
+    await assertStatements(5, async () => {
       const { status } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
       assert.equal(status, 200)
     })
@@ -79,7 +79,7 @@ describe('statements', function () {
     assert.equal(events.length, 2)
   })
 
-  it('of one are seven with quotas of tokens and of money for the project, the agent and its end users', async () => {
+  it('of one are six with quotas of tokens and of money for the project, the agent and its end users', async () => {
     for (const metric of ['tokens', 'cost_usd'])
       for (const scope of ['project', 'agent', 'actor']) {
         const quota = {
@@ -95,7 +95,7 @@ describe('statements', function () {
           201,
         )
       }
-    await assertStatements(7, async () => {
+    await assertStatements(6, async () => {
       const { status } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
       assert.equal(status, 200)
     })

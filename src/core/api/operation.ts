@@ -179,6 +179,9 @@ export type ValidateInput<B = any> = { services: Services; project: string; body
 
 export type WarningInput<B = any> = Pick<ValidateInput<B>, 'services' | 'body'>
 
+/** Rows of items that a process has read. */
+export type KnownRows = { get(id: string): KindRow | undefined; set(row: any): void }
+
 export type Operation = {
   id: string
   method: Method
@@ -206,6 +209,11 @@ export type Operation = {
   param: string | null
   /** Reads the item with additional columns, in place of the kind's `find`. */
   find: Kind['find'] | null
+  /**
+   * Rows that the process has read, which authorize a call without a statement; a refusal reads the row again. `run` must find
+   * out whether the row has changed.
+   */
+  known?: (services: Services) => KnownRows
   /** Whether concurrent calls share one read of the item; `run` must not modify the row. */
   joined: boolean
   paged: boolean
@@ -402,6 +410,7 @@ export function itemOperation<
     RunHandlers<Q, B, Row, P> & {
       param?: string
       find?: Kind<Row>['find']
+      known?: Operation['known']
       joined?: boolean
       decide?(caller: Caller, row: Row, surface: string): GateVerdict
     },
@@ -412,6 +421,7 @@ export function itemOperation<
     shape: 'item',
     param: declaration.param ?? `${target.name}_id`,
     find: (declaration.find ?? null) as Operation['find'],
+    known: declaration.known,
     joined: declaration.joined ?? false,
     decide: declaration.decide as Operation['decide'],
     prepare: (declaration.prepare ?? null) as Operation['prepare'],

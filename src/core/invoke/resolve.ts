@@ -41,11 +41,17 @@ export async function findItem(inv: Invocation): Promise<KindRow | null> {
   const id = itemId(inv)
   if (inv.read !== undefined) return inv.read
   if (!isIdOf(kind, id)) return null
+  const known = inv.mayBeKnown ? operation.known?.(services) : undefined
+  const knownRow = known?.get(id)
+  inv.isKnown = knownRow !== undefined
+  if (knownRow) return knownRow
   const read = () => (operation.find ?? kind.find)(db, id)
   // Reads are shared per tenant, so that a tenant waits only for its own connections.
-  return operation.joined && !call.tx
+  const row = await (operation.joined && !call.tx
     ? itemReads(services)(`${operation.id} ${tenancy.tenant} ${id}`, read)
-    : await read()
+    : read())
+  if (row) known?.set(row)
+  return row
 }
 
 /**
