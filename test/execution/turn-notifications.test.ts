@@ -104,7 +104,7 @@ describe('the end of a turn in its notification', function () {
     }
   })
 
-  it('has no answer of a turn for which nobody waits', async () => {
+  it('has no answer of a turn in the background', async () => {
     const { body } = await send(`/agents/${app.agentId}/generate`, script({ text: 'unheard' }))
     await eventually(() => heard.some(payload => payload.startsWith(`${body.generation_id} settled`)))
     assert.ok(heard.includes(`${body.generation_id} settled`))

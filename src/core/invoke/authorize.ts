@@ -116,8 +116,8 @@ async function authorizeItem(inv: Invocation, caller: Caller, action: string, ki
   try {
     await permit()
   } catch (error) {
-    if (!inv.isKnown) throw error
-    inv.mayBeKnown = false
+    if (!inv.isCached) throw error
+    inv.mayBeCached = false
     await permit()
   }
 }

@@ -41,16 +41,16 @@ export async function findItem(inv: Invocation): Promise<KindRow | null> {
   const id = itemId(inv)
   if (inv.read !== undefined) return inv.read
   if (!isIdOf(kind, id)) return null
-  const known = inv.mayBeKnown ? operation.known?.(services) : undefined
-  const knownRow = known?.get(id)
-  inv.isKnown = knownRow !== undefined
-  if (knownRow) return knownRow
+  const cache = inv.mayBeCached ? operation.cache?.(services) : undefined
+  const cachedRow = cache?.get(id)
+  inv.isCached = cachedRow !== undefined
+  if (cachedRow) return cachedRow
   const read = () => (operation.find ?? kind.find)(db, id)
   // Reads are shared per tenant, so that a tenant waits only for its own connections.
   const row = await (operation.joined && !call.tx
     ? itemReads(services)(`${operation.id} ${tenancy.tenant} ${id}`, read)
     : read())
-  if (row) known?.set(row)
+  if (row) cache?.set(row)
   return row
 }
 

@@ -15,9 +15,9 @@ import { principalRecord } from '#core/iam/caller.ts'
 import type { Outbox, Tx } from '#core/writes/writer.ts'
 import { type AgentRow, agentKind, findAgent } from '#execution/agents/model.ts'
 import { admitTurn, consumeShareForTurn } from '#execution/generations/request/admission.ts'
+import { cachedAgents, requiredRevision, withCurrentAgent } from '#execution/generations/request/cached-agents.ts'
 import { createTurn, createTurnInOneStatement, type TurnInput } from '#execution/generations/request/create.ts'
 import { findRunnableAgent, type RunnableAgent } from '#execution/generations/request/create-store.ts'
-import { knownAgents, requiredRevision, withCurrentAgent } from '#execution/generations/request/known-agents.ts'
 import { requireContext } from '#execution/generations/tools/toolbox.ts'
 import { turnSettingsOf } from './agent-request.ts'
 import { spokenTexts } from './align.ts'
@@ -51,7 +51,7 @@ export const agentTurnOperation = itemOperation(agentKind, {
   action: 'agents:CreateAgentGeneration',
   alsoActions: ['files:DownloadFile'],
   find: (db, id) => findRunnableAgent(db, id),
-  known: knownAgents,
+  cache: cachedAgents,
   body: z.custom<AgentTurnCall>(),
   answers: { 200: null },
   granted: true,

@@ -87,16 +87,16 @@ const servedAgentOf = (turn: ReleaseSubject & { agent_id: string; agent_version?
   })
 
 /**
- * Expression for the revision of an agent without a release: of its row, its project, its provider or route with their
- * secrets, of which each change writes a new `xmin`. By the primary keys, 0.03 ms.
+ * Expression for the revision of the served agent `a`: of its row, its project, and its provider or route with their
+ * secrets. Each change of a row has a new `xmin`. By the primary keys, 0.03 ms.
  */
-const agentRevision = (id: string): Fragment => sql.fragment`(
+const AGENT_REVISION: Fragment = sql.fragment`(
   select concat_ws(' ', x.xmin, p.xmin, r.xmin, (
     select string_agg(concat_ws(' ', t.xmin, ${secretStamp}), ' ' order by t.id) from ai_providers t
-    where t.id = any(coalesce(r.ai_provider_ids, array[x.ai_provider_id]))))
+    where t.id = any(coalesce(r.ai_provider_ids, array[a.ai_provider_id]))))
   from agents x join projects p on p.id = x.project_id
-    left join model_routes r on x.ai_provider_id is null and r.id = coalesce(x.model_route_id, p.default_model_route_id)
-  where x.id = ${id})`
+    left join model_routes r on a.ai_provider_id is null and r.id = coalesce(a.model_route_id, p.default_model_route_id)
+  where x.id = a.id)`
 
 /**
  * Returns the statement that inserts a pending generation, its trace if it is new, and its sealed turn data, with a
@@ -106,9 +106,7 @@ const agentRevision = (id: string): Fragment => sql.fragment`(
 export function newTurnParts(turn: NewTurn, extra: ExtraCtes = { ctes: [] }): StatementWrite {
   const unless = extra.unless ? sql.fragment`and not (${extra.unless})` : sql.fragment``
   const revision =
-    turn.agent_revision === null
-      ? sql.fragment``
-      : sql.fragment`and ${agentRevision(turn.agent_id)} = ${turn.agent_revision}`
+    turn.agent_revision === null ? sql.fragment`` : sql.fragment`and ${AGENT_REVISION} = ${turn.agent_revision}`
   const ctes = [
     sql.fragment`project as (select id, paused_at, pause_reason, trace_content_mode, require_priced_model from projects where id = ${turn.project_id} for share)`,
     // The stricter mode of project and agent; for an agent of another project, the mode of the project.
@@ -166,8 +164,8 @@ export async function insertTurn(
 /** An agent with its provider or route, and the revision of all of it. */
 const RunnableAgent = agentKind.row.extend({ ...AgentBinding.shape, revision: z.string() })
 export type RunnableAgent = z.output<typeof RunnableAgent> & {
-  /** Whether the process knew it from an earlier read. */
-  known?: true
+  /** Whether it is from the cache of the process. */
+  cached?: true
 }
 const runnableAgentRow = sql.type(RunnableAgent)
 
@@ -178,6 +176,6 @@ export const findRunnableAgent = (
   subject: ReleaseSubject = {},
 ): Promise<RunnableAgent | null> =>
   db.maybeOne(runnableAgentRow`
-    select a.*, ${agentRevision(id)} as revision, to_jsonb(pr) as provider, ${routeOfRow('a')} as route,
+    select a.*, ${AGENT_REVISION} as revision, to_jsonb(pr) as provider, ${routeOfRow('a')} as route,
       (select p.require_priced_model from projects p where p.id = a.project_id) as require_priced_model from (select ${agentKind.columns} from ${servedAgentOf({ ...subject, agent_id: id })} t) a
     left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true`)

@@ -181,7 +181,7 @@ function requireRunnableProject(found: ProjectFound, projectId: string): void {
   if (found.paused_at) raise('PROJECT_PAUSED', { meta: { project_id: projectId, pause_reason: found.pause_reason } })
 }
 
-/** Thrown if an agent is no longer as it was when the turn was checked. Nothing was written. */
+/** Thrown if an agent has changed since the turn was checked. Nothing was written. */
 export class AgentChanged extends Error {}
 
 /** @throws AgentChanged */

@@ -21,6 +21,7 @@ import { agentTurnEvents, turnWaiting } from '../streams/events.ts'
 import { requireContext } from '../tools/toolbox.ts'
 import { findTrace } from '../traces/store.ts'
 import { consumeShareForTurn } from './admission.ts'
+import { cachedAgents, requiredRevision, withCurrentAgent } from './cached-agents.ts'
 import {
   AgentChanged,
   createTurn,
@@ -31,7 +32,6 @@ import {
   type TurnInput,
 } from './create.ts'
 import { findRunnableAgent, type RunnableAgent } from './create-store.ts'
-import { knownAgents, requiredRevision, withCurrentAgent } from './known-agents.ts'
 import { resolveDocuments, type SentMessage, type UnresolvedMessage } from './message-documents.ts'
 import { admitFiles } from './message-files.ts'
 import {
@@ -278,7 +278,7 @@ async function startTurn(context: GenerateContext, agent: RunnableAgent, mode: R
   await checkTraces(context)
   const { sent, pending } = extractToolOutputs((body.messages ?? []) as MessageWithToolOutputs[])
   // The calls cannot be undone.
-  if (pending.length > 0 && agent.known) throw new AgentChanged()
+  if (pending.length > 0 && agent.cached) throw new AgentChanged()
   let messages = await messagesOf({ ...context, body: { ...body, messages: sent } }, project_id)
   if (pending.length > 0) {
     await precheckTurn(services, { project_id, agent_id: agent.id }, agent)
@@ -331,7 +331,7 @@ export const generateOperation = itemOperation(agentKind, {
   action: 'agents:CreateAgentGeneration',
   alsoActions: ['documents:GetDocument', 'files:DownloadFile', 'knowledge:SearchKnowledge', 'tools:CallTool'],
   find: (db, id) => findRunnableAgent(db, id),
-  known: knownAgents,
+  cache: cachedAgents,
   query: WaitQuery,
   body: GenerateInput,
   answers: { 202: AcceptedTurn, 200: GenerateResult },

@@ -30,7 +30,7 @@ const MAX_RESULT = 64 * 1024
 
 /**
  * Sealed, because every session of the database may listen and notify: only processes with the key of the deployment read
- * an end, and none accepts one that another made, or the end of another part of a turn.
+ * an end, and none accepts a forged end, or the end of another part of a turn.
  */
 const sealOf = (id: string, seq: number) => ({ kind: 'turn_end', id: `${id}:${seq}`, project_id: null })
 

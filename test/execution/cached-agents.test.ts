@@ -12,7 +12,7 @@ type Json = Record<string, any>
 const ACTIONS = ['agents:CreateAgentGeneration', 'tools:CallTool']
 const ROUNDS = 30
 
-describe('agents that a process knows', function () {
+describe('cached agents', function () {
   this.timeout(120_000)
   const target = forSuite(startTarget)
   const app = forSuite(() => startAgentApp({ actions: ACTIONS, env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
@@ -36,15 +36,15 @@ describe('agents that a process knows', function () {
     (await app.rows('select assigned_version from generations where id = $1', [generation_id]))[0].assigned_version
   const turnsOf = async (agent: string): Promise<number> =>
     (await app.rows('select count(*)::int as n from generations where agent_id = $1', [agent]))[0].n
-  /** An agent that both processes know. */
-  const known = async (fields: Json = {}) => {
+  /** An agent in the caches of both processes. */
+  const cached = async (fields: Json = {}) => {
     const agent = await app.agent(fields)
     for (const key of [app.key, other.key]) ok(await run(key, agent))
     return agent
   }
 
   it('are not read again for a turn, and read after a change', async () => {
-    const agent = await known()
+    const agent = await cached()
     const reads = () => app.statements.filter(text => text.includes('as revision')).length
     const before = reads()
     for (let n = 0; n < 3; n++) ok(await run(app.key, agent))
@@ -55,7 +55,7 @@ describe('agents that a process knows', function () {
   })
 
   it('serve each turn as the change before it left them, whichever process made it', async () => {
-    const agent = await known({ model: 'one/m' })
+    const agent = await cached({ model: 'one/m' })
     for (let round = 0; round < ROUNDS; round++) {
       const [changing, running] = round % 2 ? [other.admin, app.key] : [app.admin, other.key]
       const lane = round % 3 ? 'one' : 'two'
@@ -66,7 +66,7 @@ describe('agents that a process knows', function () {
   })
 
   it('serve no turn with a version from before its request, while they change all the time', async () => {
-    const agent = await known()
+    const agent = await cached()
     let answered = 1
     let isOver = false
     const changes = async () => {
@@ -86,7 +86,7 @@ describe('agents that a process knows', function () {
 
   it('are not found after their deletion in another process', async () => {
     for (let round = 0; round < 10; round++) {
-      const agent = await known()
+      const agent = await cached()
       ok(await app.admin.delete(`/agents/${agent}?force=true`))
       const reply = await run(other.key, agent)
       assert.deepEqual([reply.status, codeOf(reply)], [404, 'RESOURCE_NOT_FOUND'])
@@ -95,8 +95,8 @@ describe('agents that a process knows', function () {
   })
 
   it('serve the versions of a release from its start to its end', async () => {
-    for (let round = 0; round < 10; round++) {
-      const agent = await known()
+    for (let round = 0; round < 5; round++) {
+      const agent = await cached()
       ok(await app.admin.patch(`/agents/${agent}`, { instructions: 'second' }))
       assert.equal(await versionOf(ok(await run(other.key, agent))), 2)
       const release = { stable_version: 1, canary_version: 2, canary_percent: 0 }
@@ -104,13 +104,17 @@ describe('agents that a process knows', function () {
       assert.equal(await versionOf(ok(await run(other.key, agent))), 1)
       ok(await app.admin.put(`/agents/${agent}/release`, { ...release, canary_percent: 100 }))
       assert.equal(await versionOf(ok(await run(other.key, agent))), 2)
+      ok(await app.admin.put(`/agents/${agent}/release`, { ...release, canary_percent: 50 }))
+      const drawn = new Set<number>()
+      for (let n = 0; n < 20; n++) drawn.add(await versionOf(ok(await run(other.key, agent))))
+      assert.deepEqual([...drawn].sort(), [1, 2])
       ok(await app.admin.post(`/agents/${agent}/release/abort`))
       assert.equal(await versionOf(ok(await run(other.key, agent))), 3)
     }
   })
 
   it('refuse a request by their current settings only', async () => {
-    const agent = await known()
+    const agent = await cached()
     for (const output_schema of [{ type: 'object' }, null, { type: 'object' }, null]) {
       ok(await app.admin.patch(`/agents/${agent}`, { output_schema }))
       const reply = await run(other.key, agent, { stream: true })
@@ -131,8 +135,8 @@ describe('agents that a process knows', function () {
       await app.admin.post('/model-routes', { project_id: app.projectId, name: 'r', ...targets('unpriced') }),
     )
     ok(await app.admin.patch(project, { default_model_route_id: route.id }))
-    const routed = await known({ ai_provider_id: null })
-    const direct = await known()
+    const routed = await cached({ ai_provider_id: null })
+    const direct = await cached()
     const runs = async (agent: string, isPriced: boolean) => {
       const reply = await run(other.key, agent)
       assert.equal(codeOf(reply), isPriced ? undefined : 'MODEL_NOT_PRICED')
@@ -152,7 +156,7 @@ describe('agents that a process knows', function () {
   })
 
   it('that changed have one audit entry and one turn for each request', async () => {
-    const agent = await known()
+    const agent = await cached()
     ok(await app.admin.patch(`/agents/${agent}`, { name: 'changed' }))
     const key = { 'idempotency-key': 'changed-once' }
     const first = ok(await other.key.post(`/agents/${agent}/generate`, { prompt: 'x' }, key))
@@ -174,7 +178,7 @@ describe('agents that a process knows', function () {
         execute: { url: `${target.url}/look` },
       }),
     )
-    const agent = await known({ tool_bindings: [{ tool_id: tool.id }] })
+    const agent = await cached({ tool_bindings: [{ tool_id: tool.id }] })
     for (let round = 0; round < 3; round++) {
       ok(await app.admin.patch(`/agents/${agent}`, { name: `round ${round}` }))
       target.requests.length = 0
@@ -195,7 +199,7 @@ describe('agents that a process knows', function () {
       reserve: true,
     }
     const { id } = ok(await app.admin.post('/quotas', { project_id: app.projectId, ...quota }))
-    const agent = await known()
+    const agent = await cached()
     for (let round = 0; round < 5; round++) {
       const { version } = ok(await app.admin.patch(`/agents/${agent}`, { name: `round ${round}` }))
       assert.equal(await versionOf(ok(await run(other.key, agent))), version)
