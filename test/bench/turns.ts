@@ -201,8 +201,8 @@ async function statements(): Promise<Row[]> {
     const turn = await count(() => app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' }))
     const message = await count(() => session.say())
     return [
-      { what: 'statements of a waited turn', value: turn, unit: '', target: '<= 9' },
-      { what: 'statements of a waited session message', value: message, unit: '', target: '<= 25' },
+      { what: 'statements of a waited turn', value: turn, unit: '', target: '<= 4' },
+      { what: 'statements of a waited session message', value: message, unit: '', target: '<= 23' },
     ]
   } finally {
     await app.close()

@@ -148,6 +148,16 @@ describe('core/notifier', () => {
     assert.deepEqual(await settle(), ['first', 'even', 'odd'])
   })
 
+  it('drops notifications while 16 MiB of them are pending', async () => {
+    const large = (n: number) => String(n).padEnd(7000, '-')
+    const pending = Math.ceil((16 * 1024 * 1024) / `${channel} ${large(0)}`.length)
+    await unanswered('first')
+    for (let n = 0; n < pending + 100; n++) notify(large(n))
+    proxy.release()
+    await until('all that were kept', () => heard.length > pending)
+    assert.equal((await settle()).length, 1 + pending)
+  })
+
   it('reopens a lost connection and repeats unanswered notifications', async () => {
     await unanswered('under way')
     notify('waiting')

@@ -786,9 +786,10 @@ describe('statements of a turn', () => {
       }
       const direct = () => v.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'x' })
       const message = () => v.key.post(`/sessions/${id}/messages?wait=true`, { message: 'hello' })
+      // A process reads an agent until it has drawn both versions.
       const least = async (work: () => Promise<unknown>) => {
         const counts = []
-        for (let n = 0; n < 5; n++) counts.push(await counted(work))
+        for (let n = 0; n < (work === direct ? 20 : 5); n++) counts.push(await counted(work))
         return Math.min(...counts)
       }
       const before = [await least(direct), await least(message)]

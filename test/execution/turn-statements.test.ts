@@ -17,7 +17,13 @@ const QUEUE_POLL = /^\s*with queue as materialized/
 
 describe('statements', function () {
   this.timeout(60_000)
-  const app = forSuite(() => startAgentApp({ inProcess: true }))
+  const app = forSuite(() =>
+    startAgentApp({
+      inProcess: true,
+      workers: ['generation', 'orchestration'],
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
+    }),
+  )
 
   /** Rounds that fill caches and prepare statements, and rounds that count. */
   const ROUNDS = { first: 6, counted: 8 }
@@ -36,8 +42,8 @@ describe('statements', function () {
     assert.equal(common.length, count, common.join('\n'))
   }
 
-  it('of a waited turn are six', async () => {
-    await assertStatements(6, async () => {
+  it('of a waited turn are four', async () => {
+    await assertStatements(4, async () => {
       const { status } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
       assert.equal(status, 200)
     })
@@ -45,7 +51,7 @@ describe('statements', function () {
 
   it('of a large turn are one more, because the claim of its message does not load it', async () => {
     const prompt = randomBytes(32 * 1024).toString('hex')
-    await assertStatements(7, async () => {
+    await assertStatements(5, async () => {
       const { status } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt })
       assert.equal(status, 200)
     })
@@ -88,7 +94,7 @@ describe('statements', function () {
     assert.equal(events.length, 2)
   })
 
-  it('of one are seven with quotas of tokens and of money for the project, the agent and its end users', async () => {
+  it('of one are five with quotas of tokens and of money for the project, the agent and its end users', async () => {
     for (const metric of ['tokens', 'cost_usd'])
       for (const scope of ['project', 'agent', 'actor']) {
         const quota = {
@@ -104,7 +110,7 @@ describe('statements', function () {
           201,
         )
       }
-    await assertStatements(7, async () => {
+    await assertStatements(5, async () => {
       const { status } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
       assert.equal(status, 200)
     })
@@ -123,14 +129,31 @@ describe('statements', function () {
     })
   })
 
-  it('of a waited message of a session are twenty-four', async () => {
+  it('of a waited run of one tool node are seventeen', async () => {
+    const execute = { method: 'GET', url: `${app.url}/healthz` }
+    const tool = await app.admin.post('/tools', { project_id: app.projectId, name: 'node', execute })
+    const nodes = [{ id: 'probe', type: 'tool', tool_id: tool.body.id }]
+    const graph = await app.admin.post('/orchestrations', {
+      project_id: app.projectId,
+      name: 'counted',
+      nodes,
+      edges: [],
+    })
+    assert.equal(graph.status, 201, JSON.stringify(graph.body))
+    await assertStatements(17, async () => {
+      const { body } = await app.key.post('/orchestration-runs', { orchestration_id: graph.body.id, wait: true })
+      assert.equal(body.status, 'succeeded', JSON.stringify(body))
+    })
+  })
+
+  it('of a waited message of a session are twenty-three', async () => {
     const actor = await app.key.post('/actors', { name: 'caller' })
     const session = await app.key.post('/sessions', {
       agent_id: app.agentId,
       actor_id: actor.body.id,
       auto_generate: true,
     })
-    await assertStatements(24, async () => {
+    await assertStatements(23, async () => {
       const { body } = await app.key.post(`/sessions/${session.body.id}/messages?wait=true`, { message: 'hello' })
       assert.ok(body.reply)
     })

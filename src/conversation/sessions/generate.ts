@@ -9,7 +9,7 @@ import type { Tx } from '#core/writes/writer.ts'
 import { checkOverlay } from '#execution/agents/knowledge.ts'
 import { generationKind } from '#execution/generations/model.ts'
 import { admitTurn } from '#execution/generations/request/admission.ts'
-import { createdStatus, patienceOf, respondWithTurn, responseMode } from '#execution/generations/request/respond.ts'
+import { createdStatus, respondWithTurn, responseMode, waitOf } from '#execution/generations/request/respond.ts'
 import { streamTurn } from '#execution/generations/streams/stream.ts'
 import {
   cancelTurns,
@@ -89,7 +89,8 @@ export async function generateInSession(
         client: client && { context: client.context, tools: agent.accept_client_tools ? client.tools : undefined },
         streamed: mode === 'stream',
         // Clients of other protocols repeat their requests.
-        patience: client ? 'none' : patienceOf(mode),
+        ...waitOf(mode),
+        ...(client && { patience: 'none' }),
         origin: context.origin,
       })
       context.record(tx, createdStatus(mode), { made: { generation_id } })

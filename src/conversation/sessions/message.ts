@@ -11,7 +11,8 @@ import { sql } from '#core/db/sql.ts'
 import { principalRecord } from '#core/iam/caller.ts'
 import { replayWhileContentKept } from '#execution/generations/erase/purge.ts'
 import { generationKind } from '#execution/generations/model.ts'
-import { raiseFailure, subscribeTurn, type TurnEndState } from '#execution/generations/request/wait-for-turn.ts'
+import { raiseFailure, subscribeTurn } from '#execution/generations/request/wait-for-turn.ts'
+import type { TurnEnd } from '#execution/generations/streams/turn-end.ts'
 import { mergeAutoTurn, refuseSelfWait } from '../dialog/mailbox/mailbox.ts'
 import type { MessageRow } from '../dialog/messages/model.ts'
 import { type CheckedParts, checkBodyParts, findSessionAgent } from '../dialog/messages/parts.ts'
@@ -49,7 +50,7 @@ export async function sendMessage(context: SendContext): Promise<OperationResult
     const { closed } = request
     const ended =
       generation_id === turnId
-        ? await subscription.wait({ closed, running: true })
+        ? await subscription.wait({ closed, after: 0 })
         : await subscribeTurn(services, generation_id).wait({ closed })
     return responseOf(stored, ended)
   } finally {
@@ -73,7 +74,7 @@ export async function replaySendMessage(context: SendContext, made: Made): Promi
 type Stored = { message: MessageRow; created: boolean; delayed: boolean; generation_id: string | null }
 
 /** Returns the response for a stored message, with the reply of an awaited turn. Raises the failure of the turn. */
-function responseOf({ message, created, generation_id }: Stored, ended: TurnEndState | null): OperationResult {
+function responseOf({ message, created, generation_id }: Stored, ended: TurnEnd | null): OperationResult {
   if (ended?.failure) raiseFailure(ended)
   const reply = ended?.result ?? null
   const { role, content, parts, document_id, position, created_at } = message
@@ -129,6 +130,7 @@ function storeMessage(context: SendContext, turnId: string, checked: CheckedPart
       generation_id: turnId,
       tool_context: turnContext(session, requestContext),
       streamed: false,
+      awaited: context.query.wait,
       origin: context.origin,
     })
     const { generation_id } = await mergeAutoTurn(tx, services, conversation, {

@@ -31,7 +31,10 @@ export const turnInput = (
     streamed: boolean
     knowledge_config?: KnowledgeOverlay
     origin: Origin | null
-  } & Pick<Partial<TurnInput>, 'overrides' | 'system_extra' | 'metadata' | 'shape' | 'unstored' | 'patience'>,
+  } & Pick<
+    Partial<TurnInput>,
+    'overrides' | 'system_extra' | 'metadata' | 'shape' | 'unstored' | 'patience' | 'awaited'
+  >,
 ): TurnInput => ({
   generation_id: turn.generation_id,
   project_id: session.project_id,
@@ -47,6 +50,7 @@ export const turnInput = (
   metadata: turn.metadata,
   unstored: turn.unstored,
   patience: turn.patience,
+  awaited: turn.awaited,
   tool_context: turn.tool_context,
   conversation_id: session.conversation_id,
   session_id: session.id,

@@ -181,6 +181,9 @@ export type ValidateInput<B = any> = { services: Services; project: string; body
 
 export type WarningInput<B = any> = Pick<ValidateInput<B>, 'services' | 'body'>
 
+/** Rows of items that a process has read. */
+export type CachedRows = { get(id: string): KindRow | undefined; set(row: any): void }
+
 export type Operation = {
   id: string
   method: Method
@@ -208,6 +211,11 @@ export type Operation = {
   param: string | null
   /** Reads the item with additional columns, in place of the kind's `find`. */
   find: Kind['find'] | null
+  /**
+   * Rows that the process has read, which authorize a call without a statement; after a refusal the row is read. `run` must detect
+   * that the row has changed.
+   */
+  cache?: (services: Services) => CachedRows
   /** Whether concurrent calls share one read of the item; `run` must not modify the row. */
   joined: boolean
   paged: boolean
@@ -404,6 +412,7 @@ export function itemOperation<
     RunHandlers<Q, B, Row, P> & {
       param?: string
       find?: Kind<Row>['find']
+      cache?: Operation['cache']
       joined?: boolean
       decide?(caller: Caller, row: Row, surface: string): GateVerdict
     },
@@ -414,6 +423,7 @@ export function itemOperation<
     shape: 'item',
     param: declaration.param ?? `${target.name}_id`,
     find: (declaration.find ?? null) as Operation['find'],
+    cache: declaration.cache,
     joined: declaration.joined ?? false,
     decide: declaration.decide as Operation['decide'],
     prepare: (declaration.prepare ?? null) as Operation['prepare'],

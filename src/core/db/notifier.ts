@@ -22,10 +22,12 @@ export type Notifier = {
 }
 
 /**
- * Most notifications per statement, and most pending ones: beyond that they are dropped and polling is the fallback.
+ * Most notifications per statement, and most pending ones and characters: beyond that they are dropped and polling is the
+ * fallback.
  */
 const MAX_BATCH = 1000
 const MAX_PENDING = 20_000
+const MAX_PENDING_CHARACTERS = 16 * 1024 * 1024
 
 /** Time after which the connection of a statement counts as lost. */
 const TIMEOUT_MS = 5000
@@ -54,6 +56,23 @@ export function openNotifier(options: { databaseUrl: string; applicationName?: s
   let client: DatabaseClient | undefined
   let draining: Promise<void> | undefined
   let closed = false
+  let characters = 0
+
+  const add = (notification: Notification) => {
+    const key = `${notification.channel} ${notification.payload}`
+    if (pending.has(key) || pending.size >= MAX_PENDING || characters >= MAX_PENDING_CHARACTERS) return
+    pending.set(key, notification)
+    characters += key.length
+  }
+
+  const take = (count: number) => {
+    const taken = [...pending].slice(0, count)
+    for (const [key] of taken) {
+      pending.delete(key)
+      characters -= key.length
+    }
+    return taken.map(([, notification]) => notification)
+  }
 
   const drop = () => {
     if (client) client.destroy()
@@ -91,10 +110,9 @@ export function openNotifier(options: { databaseUrl: string; applicationName?: s
   const drain = async () => {
     let failures = 0
     while (pending.size > 0) {
-      const batch = [...pending].slice(0, MAX_BATCH)
-      for (const [key] of batch) pending.delete(key)
+      const batch = take(MAX_BATCH)
       try {
-        await send(batch.map(([, notification]) => notification))
+        await send(batch)
         failures = 0
       } catch (error) {
         drop()
@@ -105,9 +123,7 @@ export function openNotifier(options: { databaseUrl: string; applicationName?: s
         }
         failures += 1
         if (failures === 1) log.warn({ err: error }, 'notification sending failed, retrying')
-        const later = [...pending]
-        pending.clear()
-        for (const [key, notification] of [...batch, ...later].slice(0, MAX_PENDING)) pending.set(key, notification)
+        for (const notification of [...batch, ...take(MAX_PENDING)]) add(notification)
         await sleep(retryPause(failures), undefined, { signal: closing.signal }).catch(() => {})
       }
     }
@@ -116,8 +132,7 @@ export function openNotifier(options: { databaseUrl: string; applicationName?: s
 
   return {
     notify(...notifications) {
-      for (const notification of notifications)
-        if (pending.size < MAX_PENDING) pending.set(`${notification.channel} ${notification.payload}`, notification)
+      for (const notification of notifications) add(notification)
       if (pending.size > 0 && !closed) draining ??= withoutTenant(drain)
     },
     async close() {

@@ -111,8 +111,15 @@ async function authorizeItem(inv: Invocation, caller: Caller, action: string, ki
     raiseForbidden(caller, action)
   }
   audit.resource_srn = `srn:${caller.project_id ?? '*'}:${kind.name}:${id}`
-  const row = await loadItem(inv, caller)
-  requirePermitted(caller, action, { kind, row, requestTags: bodyTags(inv) })
+  const permit = async () =>
+    requirePermitted(caller, action, { kind, row: await loadItem(inv, caller), requestTags: bodyTags(inv) })
+  try {
+    await permit()
+  } catch (error) {
+    if (!inv.isCached) throw error
+    inv.mayBeCached = false
+    await permit()
+  }
 }
 
 async function authorizeCreate(inv: Invocation, caller: Caller, action: string, kind: Kind): Promise<void> {

@@ -29,6 +29,9 @@ export type Invocation = {
   parent: KindRow | null
   /** The row of the item if one statement has read it for several calls; null if it was deleted. */
   read: KindRow | null | undefined
+  /** Whether the item may be from a cache of the process, and whether it is. */
+  mayBeCached: boolean
+  isCached: boolean
   /** The grant for a row of another project. */
   grant: TargetGrant | null
   /** The project of the call; null for lists over several projects and for global resources. */
@@ -69,6 +72,8 @@ export function openInvocation(services: Services, operation: Operation, call: C
     resource: undefined,
     parent: null,
     read: undefined,
+    mayBeCached: call.tx === undefined,
+    isCached: false,
     grant: null,
     project: null,
     body: call.body,

@@ -78,6 +78,7 @@ async function runSteps(inv: Invocation): Promise<OperationResult> {
     // A call that started under a grant may complete after the grant ends.
     recheck.grant = inv.grant
     recheck.read = read
+    recheck.mayBeCached = false
     const caller = await authenticateCaller(recheck)
     await authorize(recheck, caller)
     return caller

@@ -41,11 +41,17 @@ export async function findItem(inv: Invocation): Promise<KindRow | null> {
   const id = itemId(inv)
   if (inv.read !== undefined) return inv.read
   if (!isIdOf(kind, id)) return null
+  const cache = inv.mayBeCached ? operation.cache?.(services) : undefined
+  const cachedRow = cache?.get(id)
+  inv.isCached = cachedRow !== undefined
+  if (cachedRow) return cachedRow
   const read = () => (operation.find ?? kind.find)(db, id)
   // Reads are shared per tenant, so that a tenant waits only for its own connections.
-  return operation.joined && !call.tx
+  const row = await (operation.joined && !call.tx
     ? itemReads(services)(`${operation.id} ${tenancy.tenant} ${id}`, read)
-    : await read()
+    : read())
+  if (row) cache?.set(row)
+  return row
 }
 
 /**

@@ -232,6 +232,8 @@ export type TurnData = {
    * its caller may wait. `none`: its caller repeats the request.
    */
   patience?: 'caller' | 'none'
+  /** Whether a caller waits for the part of the turn that has started: the notification of its end then has the result. */
+  awaited?: boolean
   /** Settings of the request that override the settings of the agent. */
   overrides: StepSettings & {
     step_rules?: StepRule[]

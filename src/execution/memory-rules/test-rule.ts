@@ -87,7 +87,7 @@ async function runHandlerTurn(context: TestContext, turn: GenerationRow): Promis
     subscription.cancel()
     throw error
   }
-  const ended = await subscription.wait({ closed: request.closed, running: true })
+  const ended = await subscription.wait({ closed: request.closed, after: 0 })
   if (!ended) throw handlerTimeout()
   if (ended.failure) raiseFailure(ended)
   const { output } = ended.result as { output: { content: string } | null }

@@ -3,7 +3,7 @@ import { kind } from '#core/api/kind.ts'
 import { createBody, patchBody, record } from '#core/api/record.ts'
 import { withWarnings } from '#core/api/warnings.ts'
 import { sealedColumn } from '#core/db/sealed.ts'
-import { sql } from '#core/db/sql.ts'
+import { type Fragment, sql } from '#core/db/sql.ts'
 
 export const PROVIDER_TYPES = [
   'openai',
@@ -155,6 +155,10 @@ export const AiProviderProfile = z
   })
   .meta({ id: 'AiProviderProfile' })
 
+/** Expression over the alias `t` that changes with the value of any secret of a provider. */
+export const secretStamp: Fragment = sql.fragment`(
+  select string_agg(s.id || ' ' || s.updated_at::text, ',' order by s.id) from secrets s where s.id = any(t.secret_ids))`
+
 export const aiProviderKind = kind({
   name: 'ai_provider',
   prefix: 'aip',
@@ -179,10 +183,7 @@ export const aiProviderKind = kind({
     secret_stamp: z.string().nullable(),
     profile: Profile,
   },
-  computed: {
-    secret_stamp: sql.fragment`(select string_agg(s.id || ' ' || s.updated_at::text, ',' order by s.id) from secrets s
-      where s.id = any(t.secret_ids))`,
-  },
+  computed: { secret_stamp: secretStamp },
   events: ['created', 'updated', 'deleted'],
 })
 

@@ -15,6 +15,7 @@ import { principalRecord } from '#core/iam/caller.ts'
 import type { Outbox, Tx } from '#core/writes/writer.ts'
 import { type AgentRow, agentKind, findAgent } from '#execution/agents/model.ts'
 import { admitTurn, consumeShareForTurn } from '#execution/generations/request/admission.ts'
+import { cachedAgents, requiredRevision, withCurrentAgent } from '#execution/generations/request/cached-agents.ts'
 import { createTurn, createTurnInOneStatement, type TurnInput } from '#execution/generations/request/create.ts'
 import { findRunnableAgent, type RunnableAgent } from '#execution/generations/request/create-store.ts'
 import { requireContext } from '#execution/generations/tools/toolbox.ts'
@@ -50,6 +51,7 @@ export const agentTurnOperation = itemOperation(agentKind, {
   action: 'agents:CreateAgentGeneration',
   alsoActions: ['files:DownloadFile'],
   find: (db, id) => findRunnableAgent(db, id),
+  cache: cachedAgents,
   body: z.custom<AgentTurnCall>(),
   answers: { 200: null },
   granted: true,
@@ -80,47 +82,55 @@ export const sessionTurnOperation = operation({
   run: runInSession,
 })
 
-async function runWithoutSession(
-  context: Context<Record<string, never>, AgentTurnCall, AgentRow>,
-): Promise<OperationResult> {
-  const { services, caller, body } = context
-  const { request } = body
+type AgentContext = Context<Record<string, never>, AgentTurnCall, AgentRow>
+
+async function runWithoutSession(context: AgentContext): Promise<OperationResult> {
+  const { services, caller, body, resource } = context
   const project_id = context.project as string
-  const agent = context.resource as RunnableAgent
   const attached = await attachToTurn(context)
   if (attached) return attached
   const paused = await findPausedTurn(
     services.pool,
-    { agent_id: agent.id, project_id, actor_id: null, caller },
-    trailingResults(request.messages),
+    { agent_id: resource.id, project_id, actor_id: null, caller },
+    trailingResults(body.request.messages),
   )
   if (paused) return resumeTurn(context, paused)
+  return respondWithNewTurn(context, generation_id =>
+    withCurrentAgent(context, agent => startTurn(context, agent, generation_id)),
+  )
+}
+
+/** Checks a request outside of sessions and creates its turn. */
+async function startTurn(context: AgentContext, agent: RunnableAgent, generation_id: string): Promise<TurnIds> {
+  const { services, caller, body } = context
+  const { request } = body
+  const project_id = context.project as string
   await requireContext(services, agent, null)
   const messages = await admitMedia(context, project_id, agent, request.messages)
   const { ignored, ...settings } = turnSettingsOf(agent, request, body.isEndUser)
   Object.assign(body.report, { ignored })
-  return respondWithNewTurn(context, generation_id => {
-    const input: TurnInput = {
-      generation_id,
-      project_id,
-      agent_id: agent.id,
-      agent_version: agent.version,
-      messages,
-      ...settings,
-      authority: principalRecord(caller),
-      streamed: body.stream !== null || body.background,
-      patience: body.background ? undefined : 'none',
-      shape: 'agent',
-      unstored: !body.store,
-    }
-    const addWrites = (outbox: Outbox) => recordTurn(context, outbox, { generation_id, after_step: 0, after_frame: 0 })
-    if (!context.grant) return createTurnInOneStatement(services, input, agent, addWrites)
-    return services.write(async tx => {
-      await consumeShareForTurn(tx, services, project_id, agent)
-      const made = await createTurn(tx, services, input)
-      addWrites(tx)
-      return made
-    })
+  const input: TurnInput = {
+    generation_id,
+    project_id,
+    agent_id: agent.id,
+    agent_version: agent.version,
+    agent_revision: requiredRevision(agent),
+    messages,
+    ...settings,
+    authority: principalRecord(caller),
+    streamed: body.stream !== null || body.background,
+    patience: body.background ? undefined : 'none',
+    awaited: body.stream === null && !body.background,
+    shape: 'agent',
+    unstored: !body.store,
+  }
+  const addWrites = (outbox: Outbox) => recordTurn(context, outbox, { generation_id, after_step: 0, after_frame: 0 })
+  if (!context.grant) return createTurnInOneStatement(services, input, agent, addWrites)
+  return services.write(async tx => {
+    await consumeShareForTurn(tx, services, project_id, agent)
+    const made = await createTurn(tx, services, input)
+    addWrites(tx)
+    return made
   })
 }
 
@@ -277,6 +287,7 @@ function sessionTurnInput({ body, caller }: TurnContext, session: SessionRow, ag
     tool_context: turnContext(session, null),
     streamed: body.stream !== null || body.background,
     patience: body.background ? undefined : 'none',
+    awaited: body.stream === null && !body.background,
     origin: null,
     shape: 'agent',
     unstored: !body.store,

@@ -4,11 +4,11 @@ import { AppError, isErrorCode, type RecordedFailure } from '#core/base/errors.t
 import type { Services } from '#core/base/services.ts'
 import type { GenerationRow } from '#execution/generations/model.ts'
 import type { StepLogprobs } from '#execution/generations/request/turn-result.ts'
-import type { TurnEndState } from '#execution/generations/request/wait-for-turn.ts'
 import { raiseFailure, raiseRecorded } from '#execution/generations/request/wait-for-turn.ts'
+import type { TurnEnd, TurnEndState } from '#execution/generations/streams/turn-end.ts'
 import type { Annotation, ModelAnswer, ModelMessage } from '#execution/providers/model-messages.ts'
 import { UnrepeatableTurnError } from './error-body.ts'
-import { readStoredSteps } from './stored-steps.ts'
+import { readPausedSteps } from './stored-steps.ts'
 
 /** The result of an agent's turn, as its last frame contains it. */
 export type TurnResult = {
@@ -86,14 +86,14 @@ export const answerOfResult = (
  */
 export async function readTurnAnswer(
   services: Services,
-  ended: TurnEndState,
+  ended: TurnEnd,
   { model, afterStep }: { model: string; afterStep: number },
 ): Promise<TurnAnswer> {
   if (ended.failure) throw turnFailure(ended)
   const result = ended.result as TurnResult
   const texts =
     ended.status === 'requires_action'
-      ? (await readStoredSteps(services, ended)).map(({ text }) => text ?? '')
+      ? (await readPausedSteps(services, ended.id)).map(({ text }) => text ?? '')
       : textsOfResult(result)
   return answerOfResult(ended.id, model, result, texts.slice(afterStep), afterStep)
 }

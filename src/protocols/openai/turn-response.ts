@@ -6,9 +6,10 @@ import { newId } from '#core/base/ids.ts'
 import type { Outbox } from '#core/writes/writer.ts'
 import { type GenerationRow, generationKind } from '#execution/generations/model.ts'
 import { type SubmitResponse, submitToolOutputs } from '#execution/generations/request/tool-outputs.ts'
-import { subscribeTurn, type TurnEndState } from '#execution/generations/request/wait-for-turn.ts'
+import { subscribeTurn } from '#execution/generations/request/wait-for-turn.ts'
 import { listVoidTexts } from '#execution/generations/streams/frame-store.ts'
 import { streamTurn } from '#execution/generations/streams/stream.ts'
+import type { TurnEnd } from '#execution/generations/streams/turn-end.ts'
 import { UnrepeatableTurnError } from './error-body.ts'
 import { awaitFirstChunk, startingWithText } from './first-chunk.ts'
 import { modelNotFound } from './models.ts'
@@ -69,18 +70,19 @@ async function presentTurn(
     return result(200, { queued: generationId })
   }
   const subscription = subscribeTurn(services, generationId)
+  let after: number | undefined
   try {
-    if (isNew) await make(generationId)
+    if (isNew) after = await make(generationId)
   } catch (error) {
     subscription.cancel()
     throw error
   }
-  const ended = await subscription.wait({ closed: request.closed, ...(isNew && { running: true as const }) })
+  const ended = await subscription.wait({ closed: request.closed, after })
   return result(200, await readTurnAnswer(services, requireEnded(ended, generationId), { model, afterStep }))
 }
 
 /** Returns a turn that ended within the wait. The turn of another continues: its request must not be repeated. */
-const requireEnded = (ended: TurnEndState | null, generation_id: string): TurnEndState => {
+const requireEnded = (ended: TurnEnd | null, generation_id: string): TurnEnd => {
   if (ended) return ended
   throw new UnrepeatableTurnError('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id } })
 }

@@ -15,11 +15,11 @@ import type { Mailboxes } from '#execution/generations/request/cancel-turn.ts'
 import { nestedTurnFields } from '#execution/generations/request/create.ts'
 import {
   createdStatus,
-  patienceOf,
   type ResponseMode,
   replayTurnResponse,
   respondWithTurn,
   responseMode,
+  waitOf,
 } from '#execution/generations/request/respond.ts'
 import type { ConversationRow, GenerateMessageInput } from '../messages/model.ts'
 import { appendMessage, lockConversation } from '../messages/store.ts'
@@ -111,7 +111,7 @@ async function createAgentTurn(
         id: conversation.id,
       },
       streamed: turn.mode === 'stream',
-      patience: patienceOf(turn.mode),
+      ...waitOf(turn.mode),
       shape: 'conversation',
       ...nestedTurnFields(origin),
     },

@@ -7,7 +7,8 @@ import { generationKind } from '../model.ts'
 import { consumeShareForTurn } from '../request/admission.ts'
 import { abortTurn } from '../request/cancel-turn.ts'
 import { createTurn } from '../request/create.ts'
-import { subscribeTurn, type TurnEndState } from '../request/wait-for-turn.ts'
+import { subscribeTurn } from '../request/wait-for-turn.ts'
+import type { TurnEnd } from '../streams/turn-end.ts'
 
 const INSTRUCTION =
   'Extract all text of the attached file verbatim. Answer with plain text only, and with nothing else.'
@@ -69,7 +70,7 @@ async function createConversionTurn(services: Services, id: string, request: Con
 }
 
 /** Waits until the generation has settled, and aborts it after CONVERTER_TIMEOUT_MS. Throws the reason of `signal`. */
-async function waitForEnd(services: Services, id: string, signal: AbortSignal): Promise<TurnEndState> {
+async function waitForEnd(services: Services, id: string, signal: AbortSignal): Promise<TurnEnd> {
   const timeout = AbortSignal.timeout(services.config.CONVERTER_TIMEOUT_MS)
   const closed = AbortSignal.any([signal, timeout])
   for (;;) {
@@ -83,7 +84,7 @@ async function waitForEnd(services: Services, id: string, signal: AbortSignal): 
   }
 }
 
-function toConversionResult({ id, trace_id, status, result, failure }: TurnEndState) {
+function toConversionResult({ id, trace_id, status, result, failure }: TurnEnd) {
   const references = { generation_id: id, trace_id }
   const failed = ({ code, message, meta }: RecordedFailure) => ({
     ok: false as const,

@@ -19,6 +19,7 @@ import { emitSettled, withMemory } from '../loop/turn-hooks.ts'
 import { turnOwnerOf } from '../loop/turn-owner.ts'
 import { type GenerationRow, generationKind, type TraceRow } from '../model.ts'
 import { mailboxHooks } from '../request/cancel-turn.ts'
+import { notifyEnd } from '../streams/turn-end.ts'
 import { traceKind } from '../traces/kind.ts'
 import { detachTraceFiles } from '../traces/store.ts'
 import {
@@ -80,6 +81,7 @@ async function eraseGenerations(
   for (const row of ended) {
     mailboxHooks.only()?.pausedEnded(tx, row)
     emitSettled(tx, row, null)
+    notifyEnd(tx, row.id)
     await turnOwnerOf(row)?.settled(tx, row, {
       status: 'failed',
       content: null,

@@ -3,6 +3,7 @@ import type { GenerationRow } from '../model.ts'
 import { listAbortedOrLost } from '../store.ts'
 import { addFrame, type Frame } from '../streams/frame-store.ts'
 import { TurnAborted, TurnClaimLost } from '../streams/live-turns.ts'
+import { notifyEnd, sealEnd } from '../streams/turn-end.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
 import { executeFenced } from './turn-store.ts'
 
@@ -12,7 +13,7 @@ type AttemptCommit = {
   /** Frames before the last one. */
   frames: Frame[]
   /** Builds the last frame, with the result of the turn's source in place of the agent's result. */
-  last: (result: object | null) => Frame
+  last: (result: object | null) => { event: string; data: object }
   /** Whether no reader needs the last frame, unless the turn's source has a result. */
   isRecorded?: boolean
   parts: (frames: Frame[]) => StatementWrite
@@ -34,6 +35,12 @@ export async function commitAttempt(
   const { services, context, generation } = turn
   // A retried write gives its last frame the same number.
   const firstSeq = turn.frames.seq
+  const lastFrame = (outbox: Outbox, result: object | null): Frame => {
+    const { event, data } = last(result)
+    const frame = turn.frames.next(event, data)
+    notifyEnd(outbox, after.id, turn.data?.awaited ? sealEnd(services, after, { seq: frame.seq, data }) : null)
+    return frame
+  }
   const inTransaction = (writeSource: NonNullable<AttemptCommit['inSource']>) =>
     services.write(async tx => {
       turn.frames.rewind(firstSeq)
@@ -42,7 +49,9 @@ export async function commitAttempt(
       if (!(await executeFenced(tx, parts(frames)))) return false
       addWrites(tx)
       const written = await writeSource(tx)
-      if (!isRecorded || written?.result) addFrame(tx, after.id, last(written?.result ?? null))
+      const result = written?.result ?? null
+      const frame = lastFrame(tx, result)
+      if (!isRecorded || result) addFrame(tx, after.id, frame)
       return true
     })
   const inOneStatement = async () => {
@@ -50,7 +59,8 @@ export async function commitAttempt(
       turn.frames.rewind(firstSeq)
       addWrites(outbox)
       context.complete?.(outbox)
-      return parts(isRecorded ? frames : [...frames, last(null)])
+      const frame = lastFrame(outbox, null)
+      return parts(isRecorded ? frames : [...frames, frame])
     })
     return held
   }

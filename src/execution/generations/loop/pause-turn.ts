@@ -49,8 +49,10 @@ export async function pauseTurn(
   await commitAttempt(turn, {
     after,
     frames,
-    last: result =>
-      turn.frames.next('requires_action', { ...(result ?? agentResult(paused, steps, step)), ...clientParts(turn) }),
+    last: result => ({
+      event: 'requires_action',
+      data: { ...(result ?? agentResult(paused, steps, step)), ...clientParts(turn) },
+    }),
     parts: frames => pauseParts(generation, after, entries, frames),
     addWrites(outbox) {
       emitPaused(outbox, after, memory)

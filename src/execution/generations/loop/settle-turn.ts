@@ -197,8 +197,8 @@ async function settleTurn(
     frames,
     last: result =>
       end.status === 'completed'
-        ? turn.frames.next('completed', { ...(result ?? agentResult(settled, steps)), ...clientParts(turn) })
-        : turn.frames.next('error', end.error),
+        ? { event: 'completed', data: { ...(result ?? agentResult(settled, steps)), ...clientParts(turn) } }
+        : { event: 'error', data: end.error },
     isRecorded: isRecorded(turn, settled, steps),
     parts: frames => settlementParts({ generation, after, step: stored, frames, journalled: turn.journalled }),
     addWrites(outbox) {

@@ -6,7 +6,6 @@ import { memoryEntryKind } from '#memory/entries/model.ts'
 import { WRITE_MEMORY } from '../journal/step.ts'
 import { type GenerationRow, generationKind, type JournalStepRow } from '../model.ts'
 import { listMemoryEntriesOfTurn } from '../store.ts'
-import { TURN_CHANNEL } from '../streams/live-turns.ts'
 
 /** Memory entries written by a turn, as its events contain them; null if its content is erased. */
 export type TurnMemory = readonly object[] | null
@@ -26,16 +25,14 @@ export async function loadTurnMemoryIfWritten(
 
 export const withMemory = (memory_entries: TurnMemory) => ({ extra: { memory_entries } })
 
-/** Emits the event of a paused turn and notifies waiting callers. */
+/** Emits the event of a paused turn. */
 export function emitPaused(outbox: Outbox, after: GenerationRow, memory: TurnMemory = []): void {
   outbox.emit(generationKind, 'requires_action', after, withMemory(memory))
-  outbox.notify(TURN_CHANNEL, `${after.id} settled`)
 }
 
-/** Emits the event of a settled turn and notifies waiting callers. */
+/** Emits the event of a settled turn. */
 export function emitSettled(outbox: Outbox, after: GenerationRow, memory: TurnMemory): void {
   outbox.emit(generationKind, after.status === 'completed' ? 'completed' : 'failed', after, withMemory(memory))
-  outbox.notify(TURN_CHANNEL, `${after.id} settled`)
 }
 
 /**

@@ -15,6 +15,7 @@ import { findTurnData, listActiveTurns, requestAbort } from '../store.ts'
 import { lastFrame } from '../streams/frame-store.ts'
 import { makeFrame } from '../streams/frames.ts'
 import { ABORT_CHANNEL } from '../streams/live-turns.ts'
+import { notifyEnd } from '../streams/turn-end.ts'
 import { traceFlushQueue } from '../traces/flush.ts'
 import type { TurnInput } from './create.ts'
 
@@ -138,6 +139,7 @@ export async function abortTurn(
   await executeFenced(tx, settlementParts({ generation, after, step: stored, frames, journalled }))
   if (generation.status === 'requires_action') mailboxHooks.only()?.pausedEnded(tx, after)
   emitSettled(tx, after, generation.journalled > 0 ? await loadTurnMemory(tx, generationId) : [])
+  notifyEnd(tx, generationId)
   await turnOwnerOf(after)?.settled(tx, after, { status: 'failed', content: null, object: null, error: failure })
   if (after.step_count > 0) tx.send(traceFlushQueue, { trace_id: after.trace_id, project_id: after.project_id })
   return 'failed'

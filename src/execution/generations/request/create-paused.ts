@@ -7,6 +7,7 @@ import { emitPaused } from '../loop/turn-hooks.ts'
 import { turnOwnerOf } from '../loop/turn-owner.ts'
 import { type GenerationRow, generationKind, type OpenStep } from '../model.ts'
 import { startPaused } from '../store.ts'
+import { notifyEnd } from '../streams/turn-end.ts'
 import { createTurnWithoutWakeUp, type TurnInput } from './create.ts'
 import { requiredAction } from './turn-result.ts'
 
@@ -45,6 +46,7 @@ export async function createPausedTurn(
   }
   await startPaused(tx, paused, journalRows(services, generation, [{ n: 1, position: 0, value: step }]))
   emitPaused(tx, paused)
+  notifyEnd(tx, paused.id)
   await turnOwnerOf(paused)?.paused?.(tx, paused)
   return { generation_id, trace_id }
 }

@@ -57,6 +57,7 @@ export type TurnInput = {
   /** `context` of guardrails. */
   guardrail_context?: Record<string, unknown> | null
   patience?: TurnData['patience']
+  awaited?: TurnData['awaited']
   /** Settings that override the settings of the agent. */
   overrides?: TurnData['overrides']
   /** Conversations whose mailboxes wait for the turn. */
@@ -93,6 +94,8 @@ export type TurnInput = {
   unstored?: boolean
   /** Time at which the turn fails unless it has settled. */
   deadline_at?: string | null
+  /** Revision of the agent that the turn is checked for; null or omitted for the agent as the insert finds it. */
+  agent_revision?: string | null
   /** Chosen by a caller that has already subscribed. */
   generation_id?: string
 }
@@ -124,6 +127,7 @@ function buildTurn(services: Services, input: TurnInput): NewTurn {
     tool_context: input.tool_context ?? null,
     guardrail_context: input.guardrail_context ?? null,
     ...(input.patience && { patience: input.patience }),
+    ...(input.awaited && { awaited: true }),
     overrides: input.overrides ?? {},
     resumed: {},
     occupied: input.occupied ?? [],
@@ -167,6 +171,7 @@ function buildTurn(services: Services, input: TurnInput): NewTurn {
     deadline_at: input.deadline_at ?? null,
     created_at: systemClock.now().toISOString(),
     sealedData: sealTurnData(services, { id, project_id: input.project_id }, data),
+    agent_revision: input.agent_revision ?? null,
   }
 }
 
@@ -174,6 +179,14 @@ function buildTurn(services: Services, input: TurnInput): NewTurn {
 function requireRunnableProject(found: ProjectFound, projectId: string): void {
   if (!found.project_id) raise('RESOURCE_NOT_FOUND', { meta: { id: projectId } })
   if (found.paused_at) raise('PROJECT_PAUSED', { meta: { project_id: projectId, pause_reason: found.pause_reason } })
+}
+
+/** Thrown if an agent has changed since the turn was checked. Nothing was written. */
+export class AgentChanged extends Error {}
+
+/** @throws AgentChanged */
+function requireRevision(made: boolean, { agent_revision }: Pick<TurnInput, 'agent_revision'>): void {
+  if (agent_revision != null && !made) throw new AgentChanged()
 }
 
 /**
@@ -306,7 +319,7 @@ type NewIds = { generation_id: string; trace_id: string }
  * Inserts a pending generation with its trace and its wake-up in the caller's transaction, which must be rolled back on
  * an error.
  * @throws PROJECT_PAUSED, RESOURCE_NOT_FOUND (project deleted), AI_PROVIDER_MISCONFIGURED, MODEL_ROUTE_NOT_FOUND,
- *   MODEL_NOT_PRICED, QUOTA_EXCEEDED, QUOTA_UNENFORCEABLE
+ *   MODEL_NOT_PRICED, QUOTA_EXCEEDED, QUOTA_UNENFORCEABLE, AgentChanged
  */
 export async function createTurn(tx: Tx, services: Services, input: TurnInput): Promise<NewIds> {
   const { generation_id, trace_id } = await createTurnWithoutWakeUp(tx, services, input)
@@ -328,6 +341,7 @@ export async function createTurnWithoutWakeUp(
   const turn = buildTurn(services, input)
   const found = await insertTurn(tx, turn, extra)
   requireRunnableProject(found, input.project_id)
+  requireRevision(found.made, input)
   if (found.made) await requireCallable(services, found, input, tx)
   const { made, publisher_project_id } = found
   return { generation_id: turn.id, trace_id: turn.trace_id, made, publisher_project_id }
@@ -360,5 +374,6 @@ export async function createTurnInOneStatement(
     return newTurnParts(turn)
   })
   requireRunnableProject(found, input.project_id)
+  requireRevision(found.held, input)
   return { generation_id: turn.id, trace_id: turn.trace_id }
 }

@@ -4,7 +4,6 @@ import { type Context, itemOperation } from '#core/api/operation.ts'
 import { callerContext, ToolContextInput } from '#core/api/tool-context.ts'
 import { timeIn } from '#core/base/clock.ts'
 import { type ErrorCode, raise, raiseInvalid } from '#core/base/errors.ts'
-import { newId } from '#core/base/ids.ts'
 import { principalRecord } from '#core/iam/caller.ts'
 import type { Outbox } from '#core/writes/writer.ts'
 import { checkToolSettings } from '#execution/agents/bindings.ts'
@@ -17,12 +16,14 @@ import {
   TurnStopConditions,
   toolIds,
 } from '#execution/agents/model.ts'
-import { generationKind, type TurnData } from '../model.ts'
+import type { TurnData } from '../model.ts'
 import { agentTurnEvents, turnWaiting } from '../streams/events.ts'
 import { requireContext } from '../tools/toolbox.ts'
 import { findTrace } from '../traces/store.ts'
 import { consumeShareForTurn } from './admission.ts'
+import { cachedAgents, requiredRevision, withCurrentAgent } from './cached-agents.ts'
 import {
+  AgentChanged,
   createTurn,
   createTurnInOneStatement,
   nestedTurnFields,
@@ -33,7 +34,15 @@ import {
 import { findRunnableAgent, type RunnableAgent } from './create-store.ts'
 import { resolveDocuments, type SentMessage, type UnresolvedMessage } from './message-documents.ts'
 import { admitFiles } from './message-files.ts'
-import { createdStatus, patienceOf, replayTurnResponse, respondWithTurn, responseMode, WaitQuery } from './respond.ts'
+import {
+  createdStatus,
+  type ResponseMode,
+  replayTurnResponse,
+  respondWithTurn,
+  responseMode,
+  WaitQuery,
+  waitOf,
+} from './respond.ts'
 import { extractToolOutputs, type MessageWithToolOutputs, resolveToolOutputs, ToolOutputPart } from './tool-parts.ts'
 import { AcceptedTurn, GenerateResult } from './turn-result.ts'
 
@@ -254,6 +263,64 @@ async function checkTraces({
   }
 }
 
+type GenerateContext = Context<z.output<typeof WaitQuery>, Body, AgentRow>
+
+/** Checks a request and creates its turn; only then calls its tools. */
+async function startTurn(context: GenerateContext, agent: RunnableAgent, mode: ResponseMode, generation_id: string) {
+  const { body, services, caller } = context
+  const project_id = context.project as string
+  if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
+  const overrides = buildOverrides(agent, body)
+  const tool_context = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
+  if (body.knowledge_config)
+    await checkOverlay({ tx: services.pool, allow: context.allow }, agent, project_id, body.knowledge_config)
+  await requireContext(services, agent, tool_context)
+  await checkTraces(context)
+  const { sent, pending } = extractToolOutputs((body.messages ?? []) as MessageWithToolOutputs[])
+  // The calls cannot be undone.
+  if (pending.length > 0 && agent.cached) throw new AgentChanged()
+  let messages = await messagesOf({ ...context, body: { ...body, messages: sent } }, project_id)
+  if (pending.length > 0) {
+    await precheckTurn(services, { project_id, agent_id: agent.id }, agent)
+    messages = await resolveToolOutputs(context, { project_id, agent, generation_id }, messages, pending)
+    checkMessagesSize(messages)
+  }
+  const nested = nestedTurnFields(context.origin)
+  // An explicit trace takes precedence over the trace of the initiator.
+  if (body.trace_id) Object.assign(nested, { parent_trace_id: null, root_trace_id: null })
+  const input: TurnInput = {
+    generation_id,
+    project_id,
+    agent_id: agent.id,
+    agent_version: agent.version,
+    agent_revision: requiredRevision(agent),
+    messages,
+    metadata: body.metadata ?? null,
+    action_id: body.action_id ?? null,
+    trace_id: body.trace_id ?? null,
+    parent_trace_id: body.parent_trace_id ?? null,
+    root_trace_id: body.root_trace_id ?? null,
+    depth: body.max_call_depth,
+    overrides,
+    tool_context,
+    guardrail_context: body.guardrail_context ?? null,
+    ...nested,
+    deadline_at: body.timeout_seconds ? timeIn(body.timeout_seconds * 1000).toISOString() : null,
+    authority: principalRecord(caller),
+    streamed: mode === 'stream',
+    ...waitOf(mode),
+    shape: 'agent',
+  }
+  const addWrites = (outbox: Outbox) => context.record(outbox, createdStatus(mode), { made: { generation_id } })
+  if (!context.grant) return createTurnInOneStatement(services, input, agent, addWrites)
+  return services.write(async tx => {
+    await consumeShareForTurn(tx, services, project_id, agent)
+    const made = await createTurn(tx, services, input)
+    addWrites(tx)
+    return made
+  })
+}
+
 export const generateOperation = itemOperation(agentKind, {
   id: 'createAgentGeneration',
   starts: { kind: 'generation', field: 'generation_id' },
@@ -264,6 +331,7 @@ export const generateOperation = itemOperation(agentKind, {
   action: 'agents:CreateAgentGeneration',
   alsoActions: ['documents:GetDocument', 'files:DownloadFile', 'knowledge:SearchKnowledge', 'tools:CallTool'],
   find: (db, id) => findRunnableAgent(db, id),
+  cache: cachedAgents,
   query: WaitQuery,
   body: GenerateInput,
   answers: { 202: AcceptedTurn, 200: GenerateResult },
@@ -289,65 +357,14 @@ export const generateOperation = itemOperation(agentKind, {
   ],
   transaction: false,
   async run(context) {
-    const { body, query, services, caller } = context
-    const project_id = context.project as string
-    const agent = context.resource as RunnableAgent
-    checkMessages(body)
-    const mode = responseMode(body.stream, query.wait)
-    if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
-    const { AGENT_MAX_CALL_DEPTH } = services.config
-    if ((body.max_call_depth ?? 0) > AGENT_MAX_CALL_DEPTH)
+    checkMessages(context.body)
+    const mode = responseMode(context.body.stream, context.query.wait)
+    const { AGENT_MAX_CALL_DEPTH } = context.services.config
+    if ((context.body.max_call_depth ?? 0) > AGENT_MAX_CALL_DEPTH)
       raiseInvalid({ code: 'TOO_BIG', path: 'max_call_depth', message: `must be at most ${AGENT_MAX_CALL_DEPTH}` })
-    const overrides = buildOverrides(agent, body)
-    const tool_context = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
-    if (body.knowledge_config)
-      await checkOverlay({ tx: services.pool, allow: context.allow }, agent, project_id, body.knowledge_config)
-    await requireContext(services, agent, tool_context)
-    await checkTraces(context)
-    const { sent, pending } = extractToolOutputs((body.messages ?? []) as MessageWithToolOutputs[])
-    let messages = await messagesOf({ ...context, body: { ...body, messages: sent } }, project_id)
-    const generation_id = newId(generationKind.prefix)
-    if (pending.length > 0) {
-      await precheckTurn(services, { project_id, agent_id: agent.id }, agent)
-      messages = await resolveToolOutputs(context, { project_id, agent, generation_id }, messages, pending)
-      checkMessagesSize(messages)
-    }
-    const nested = nestedTurnFields(context.origin)
-    // An explicit trace takes precedence over the trace of the initiator.
-    if (body.trace_id) Object.assign(nested, { parent_trace_id: null, root_trace_id: null })
-    const make = () => {
-      const input: TurnInput = {
-        generation_id,
-        project_id,
-        agent_id: agent.id,
-        agent_version: agent.version,
-        messages,
-        metadata: body.metadata ?? null,
-        action_id: body.action_id ?? null,
-        trace_id: body.trace_id ?? null,
-        parent_trace_id: body.parent_trace_id ?? null,
-        root_trace_id: body.root_trace_id ?? null,
-        depth: body.max_call_depth,
-        overrides,
-        tool_context,
-        guardrail_context: body.guardrail_context ?? null,
-        ...nested,
-        deadline_at: body.timeout_seconds ? timeIn(body.timeout_seconds * 1000).toISOString() : null,
-        authority: principalRecord(caller),
-        streamed: mode === 'stream',
-        patience: patienceOf(mode),
-        shape: 'agent',
-      }
-      const addWrites = (outbox: Outbox) => context.record(outbox, createdStatus(mode), { made: { generation_id } })
-      if (!context.grant) return createTurnInOneStatement(services, input, agent, addWrites)
-      return services.write(async tx => {
-        await consumeShareForTurn(tx, services, project_id, agent)
-        const made = await createTurn(tx, services, input)
-        addWrites(tx)
-        return made
-      })
-    }
-    return respondWithTurn(context, mode, make, generation_id)
+    return respondWithTurn(context, mode, generation_id =>
+      withCurrentAgent(context, agent => startTurn(context, agent, mode, generation_id)),
+    )
   },
   again: (context, made) => replayTurnResponse(context, responseMode(context.body.stream, context.query.wait), made),
 })

@@ -9,7 +9,8 @@ import { ignoredParamsHeader } from '#execution/providers/ignored-params.ts'
 import { replayWhileContentKept } from '../erase/purge.ts'
 import { generationKind, type TurnData } from '../model.ts'
 import { streamTurn } from '../streams/stream.ts'
-import { raiseFailure, subscribeTurn, type TurnEndState } from './wait-for-turn.ts'
+import type { TurnEnd } from '../streams/turn-end.ts'
+import { raiseFailure, subscribeTurn } from './wait-for-turn.ts'
 
 /** `wait=true|false`; other values are rejected. */
 export const WaitQuery = z.object({
@@ -27,8 +28,9 @@ export function responseMode(stream: boolean | undefined, wait: boolean | undefi
   return 'stream'
 }
 
-/** Returns how long a turn waits for its model, by how its caller receives the response. */
-export const patienceOf = (mode: ResponseMode): TurnData['patience'] => (mode === 'wait' ? 'caller' : undefined)
+/** Returns whether a caller waits for a turn, and how long the turn then waits for its model. */
+export const waitOf = (mode: ResponseMode): Pick<TurnData, 'patience' | 'awaited'> =>
+  mode === 'wait' ? { patience: 'caller', awaited: true } : {}
 
 /** Returns the status of the response after the turn was created, for its audit entry. */
 export const createdStatus = (mode: ResponseMode): number => (mode === 'background' ? 202 : 200)
@@ -61,7 +63,7 @@ export async function respondWithTurn(
     throw error
   }
   if (mode === 'stream') return streamTurn(context, { id: generationId }, after)
-  const ended = await subscription?.wait({ closed: request.closed, running: true })
+  const ended = await subscription?.wait({ closed: request.closed, after })
   return responseOf(services, result(202, { status: 'accepted', ...made }), ended ?? null)
 }
 
@@ -87,7 +89,7 @@ export async function replayTurnResponse(
 }
 
 /** Returns the response with the result of a turn, or `accepted` if it was not awaited or the wait timed out. */
-function responseOf(services: Services, accepted: OperationResult, ended: TurnEndState | null): OperationResult {
+function responseOf(services: Services, accepted: OperationResult, ended: TurnEnd | null): OperationResult {
   if (!ended) return accepted
   if (ended.failure) raiseFailure(ended)
   const { ignored_params } = (ended.result ?? {}) as { ignored_params?: string[] }

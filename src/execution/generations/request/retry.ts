@@ -11,7 +11,7 @@ import { admitTurn } from './admission.ts'
 import { mailboxHooks } from './cancel-turn.ts'
 import { createTurn, type TurnInput, turnOrigin } from './create.ts'
 import { admitFiles } from './message-files.ts'
-import { createdStatus, patienceOf, respondWithTurn, responseMode } from './respond.ts'
+import { createdStatus, respondWithTurn, responseMode, waitOf } from './respond.ts'
 import { stepMessages } from './turn-result.ts'
 
 /**
@@ -49,7 +49,7 @@ export async function retryGeneration(
         initiator_generation_id: failed.id,
         authority: addBoundsOf(principalRecord(caller), failed.authority),
         streamed: mode === 'stream',
-        patience: patienceOf(mode),
+        ...waitOf(mode),
         shape: failed.shape,
       }
       const inMailbox = failed.conversation_id === null ? null : mailboxHooks.only()

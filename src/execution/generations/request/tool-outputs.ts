@@ -99,7 +99,11 @@ export async function submitToolOutputs(
     generation,
     await outcomeEntries(services, clientTools(agent, turn.tools), step, pending, body),
   )
-  const sealedData = sealTurnData(services, generation, withSubmittedSettings(data, step.n, body))
+  const sealedData = sealTurnData(
+    services,
+    generation,
+    withSubmittedSettings({ ...data, awaited: mode === 'wait' }, step.n, body),
+  )
   return respond(
     context,
     mode,

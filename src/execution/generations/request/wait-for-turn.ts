@@ -8,32 +8,45 @@ import type { GenerationRow, JournalStepRow } from '../model.ts'
 import { findWithResult } from '../store.ts'
 import { readFrame } from '../streams/frames.ts'
 import { liveTurns } from '../streams/live-turns.ts'
+import { type AnnouncedEnd, openEnd, type TurnEnd, type TurnEndState } from '../streams/turn-end.ts'
 import { readSteps } from '../traces/file.ts'
 import { wireStep } from '../traces/store.ts'
 import { agentResult } from './turn-result.ts'
-
-/** A settled or paused turn with the response for waiting callers: `result` or, if it failed, `failure`. */
-export type TurnEndState = GenerationRow & { result: object | null; failure: RecordedFailure | null }
 
 /** Fallback for lost notifications. */
 const POLL_MS = 2000
 
 /**
  * Subscribes to the end of a turn before the turn exists. `wait` returns null after SYNC_WAIT_SECONDS or when the
- * client disconnects; the turn continues in both cases. `running` skips the read before the first notification.
+ * client disconnects; the turn continues in both cases. `after` is the number of the last frame before the part of the turn
+ * that the caller has started: the turn is not read before the first notification, and not at all if that has the end.
  */
 export function subscribeTurn(services: Services, generationId: string) {
-  const { wait, cancel } = subscribeUntil<TurnEndState | null>({
-    subscribe: notify => liveTurns(services).watch(generationId, event => event !== 'frames' && notify()),
-    read: () => readTurnEnd(services, generationId),
+  let announced: AnnouncedEnd | null = null
+  let startedAfter = Number.POSITIVE_INFINITY
+  const { wait, cancel } = subscribeUntil<TurnEnd | null>({
+    subscribe: notify =>
+      liveTurns(services).watch(generationId, (event, end) => {
+        if (event === 'frames') return
+        // The notification of an earlier pause may be late.
+        if (end && end.seq > (announced?.seq ?? 0)) announced = end
+        notify()
+      }),
+    async read() {
+      const known = announced && announced.seq > startedAfter ? openEnd(services, generationId, announced) : null
+      return known ?? (await readTurnEnd(services, generationId))
+    },
     isOver: ended => ended !== null,
     pollMs: POLL_MS,
   })
   const withinMs = services.config.SYNC_WAIT_SECONDS * 1000
   return {
     cancel,
-    wait: ({ closed, running }: { closed: AbortSignal; running?: true }): Promise<TurnEndState | null> =>
-      wait({ closed, withinMs, known: running && null }),
+    wait({ closed, after }: { closed: AbortSignal; after?: number }): Promise<TurnEnd | null> {
+      if (after === undefined) return wait({ closed, withinMs })
+      startedAfter = after
+      return wait({ closed, withinMs, known: null })
+    },
   }
 }
 
@@ -90,5 +103,5 @@ export function raiseRecorded({ code, message, meta }: RecordedFailure, more?: R
 }
 
 /** Raises the failure of a failed turn. */
-export const raiseFailure = ({ failure, id: generation_id, trace_id }: TurnEndState): never =>
+export const raiseFailure = ({ failure, id: generation_id, trace_id }: TurnEnd): never =>
   raiseRecorded(failure as RecordedFailure, { generation_id, trace_id })

@@ -4,9 +4,8 @@ import { processSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
 import { withoutTenant } from '#core/db/tenant-context.ts'
 import { listAbortedOrLost } from '../store.ts'
+import { type AnnouncedEnd, TURN_CHANNEL } from './turn-end.ts'
 
-/** Notifies web processes of frames and ends: `<generation id> frames` or `<generation id> settled`. */
-export const TURN_CHANNEL = 'muster_turns'
 /** Notifies executors of abort requests: the generation id. */
 export const ABORT_CHANNEL = 'muster_turn_aborts'
 
@@ -28,6 +27,9 @@ export class TurnAborted extends Error {
 /** Another attempt has claimed the turn: stop without writing. */
 export class TurnClaimLost extends Error {}
 
+/** @param end if the notification of the end has it */
+type TurnListener = (event: 'frames' | 'settled' | 'reconnected', end?: AnnouncedEnd) => void
+
 type RunningAttempt = { attempt: number; controller: AbortController }
 
 /** Turns running in this process, and subscriptions of its callers. */
@@ -37,7 +39,7 @@ export type LiveTurns = {
    */
   run(generationId: string, attempt: number, controller: AbortController): () => void
   /** Subscribes to notifications of a turn and to reconnects. Returns the unsubscribe function. */
-  watch(generationId: string, listener: (event: 'frames' | 'settled' | 'reconnected') => void): () => void
+  watch(generationId: string, listener: TurnListener): () => void
 }
 
 /** Returns the live turns of this process. */
@@ -45,7 +47,7 @@ export const liveTurns = processSingleton(createLiveTurns)
 
 function createLiveTurns(services: Services): LiveTurns {
   const running = new Map<string, RunningAttempt>()
-  const watchers = new Map<string, Set<(event: 'frames' | 'settled' | 'reconnected') => void>>()
+  const watchers = new Map<string, Set<TurnListener>>()
   let timer: NodeJS.Timeout | undefined
   const { log } = services
 
@@ -72,9 +74,9 @@ function createLiveTurns(services: Services): LiveTurns {
   services.notifications.listen(
     TURN_CHANNEL,
     payload => {
-      const [id, event] = payload.split(' ')
-      const listeners = watchers.get(id)
-      if (listeners) for (const listener of [...listeners]) listener(event as 'frames' | 'settled')
+      const [id, event, seq, sealed] = payload.split(' ')
+      const end = sealed === undefined ? undefined : { seq: Number(seq), sealed }
+      for (const listener of [...(watchers.get(id) ?? [])]) listener(event as 'frames' | 'settled', end)
     },
     {
       onReconnect: () => {

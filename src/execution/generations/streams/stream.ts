@@ -3,10 +3,11 @@ import type { FrameFormat, StreamFrame } from '#core/api/frame-format.ts'
 import type { Context, OperationResult } from '#core/api/operation.ts'
 import type { GenerationRow } from '../model.ts'
 import { generationKind } from '../model.ts'
-import { readTurnEnd, type TurnEndState } from '../request/wait-for-turn.ts'
+import { readTurnEnd } from '../request/wait-for-turn.ts'
 import { type Frame, framesAfter } from './frame-store.ts'
 import { deltaOf, NESTED_AGENT, readFrame, STEP_SETTLED, startedOf } from './frames.ts'
 import { liveTurns } from './live-turns.ts'
+import type { TurnEndState } from './turn-end.ts'
 
 /** Polling interval in case of lost notifications. */
 const POLL_MS = 2000

@@ -1,0 +1,96 @@
+import { randomInt } from 'node:crypto'
+import { LRUCache } from 'lru-cache'
+import type { Context } from '#core/api/operation.ts'
+import { AppError } from '#core/base/errors.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
+import type { AgentRow } from '#execution/agents/model.ts'
+import { AgentChanged } from './create.ts'
+import { findRunnableAgent, type RunnableAgent } from './create-store.ts'
+
+const MAX_AGE_MS = 60_000
+const MAX_AGENTS = 1000
+/** Characters of all agents as JSON, and of one: larger ones are read for each turn. */
+const MAX_CHARACTERS = { all: 16 * 1024 * 1024, each: 128 * 1024 }
+
+/** The served versions of an agent that were read: one, or during a release up to two. */
+type Versions = readonly RunnableAgent[]
+
+const agents = processSingleton(
+  () =>
+    new LRUCache<string, Versions>({
+      max: MAX_AGENTS,
+      ttl: MAX_AGE_MS,
+      maxSize: MAX_CHARACTERS.all,
+      maxEntrySize: MAX_CHARACTERS.each,
+      sizeCalculation: versions => JSON.stringify(versions).length,
+    }),
+)
+
+/** Returns the versions that turns get, each with a chance. */
+const servedVersions = ({ active_release: release, version }: RunnableAgent): number[] =>
+  release
+    ? [
+        ...(release.canary_percent < 100 ? [release.stable_version] : []),
+        ...(release.canary_percent > 0 ? [release.canary_version] : []),
+      ]
+    : [version]
+
+/**
+ * Agents that this process has read, for operations that start turns by `withCurrentAgent`. No notification drops them:
+ * the statement that creates a turn requires their revision.
+ */
+export const cachedAgents = (services: Services) => {
+  const cache = agents(services)
+  return {
+    /** Returns an agent in a version that its release draws; undefined unless all of them were read, so that chances are exact. */
+    get(id: string): RunnableAgent | undefined {
+      const versions = cache.get(id)
+      if (!versions) return
+      const [{ active_release: release, version }] = versions
+      if (!servedVersions(versions[0]).every(served => versions.some(row => row.version === served))) return
+      const drawn = release
+        ? release[randomInt(100) < release.canary_percent ? 'canary_version' : 'stable_version']
+        : version
+      return versions.find(row => row.version === drawn)
+    },
+    set(agent: RunnableAgent): void {
+      const served = servedVersions(agent)
+      const others = (cache.get(agent.id) ?? []).filter(
+        ({ version, updated_at }) =>
+          version !== agent.version && served.includes(version) && updated_at === agent.updated_at,
+      )
+      cache.set(agent.id, [{ ...agent, cached: true }, ...others])
+    },
+  }
+}
+
+/**
+ * Starts a turn of the agent of an operation. If the agent is from the cache and has changed, the call is authorized and the
+ * turn started again with the current agent: a change whose response was sent before applies to checks and turn.
+ * @param start has no effect if it fails; passes `requiredRevision` to the creation of the turn
+ */
+export async function withCurrentAgent<T>(
+  context: Pick<Context<unknown, unknown, AgentRow>, 'services' | 'audit' | 'recheck' | 'resource'>,
+  start: (agent: RunnableAgent) => Promise<T>,
+): Promise<T> {
+  const { services, audit } = context
+  const agent = context.resource as RunnableAgent
+  if (!agent.cached) return start(agent)
+  const checks = audit.additional_checks.length
+  try {
+    return await start(agent)
+  } catch (error) {
+    const isChange = error instanceof AgentChanged
+    if (!isChange && !(error instanceof AppError)) throw error
+    const current = await findRunnableAgent(services.pool, agent.id)
+    if (!isChange && current?.revision === agent.revision) throw error
+    if (current) cachedAgents(services).set(current)
+    audit.additional_checks.length = checks
+    await context.recheck(current)
+    return start(current as RunnableAgent)
+  }
+}
+
+/** Returns the revision that the creation of a turn requires; null for an agent that is not from the cache. */
+export const requiredRevision = ({ cached, revision }: RunnableAgent): string | null => (cached ? revision : null)

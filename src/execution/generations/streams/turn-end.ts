@@ -1,0 +1,64 @@
+import type { RecordedFailure } from '#core/base/errors.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
+import type { Services } from '#core/base/services.ts'
+import { openText, sealText } from '#core/secrets/compressed.ts'
+import type { Outbox } from '#core/writes/writer.ts'
+import type { GenerationRow } from '../model.ts'
+
+/** Notifies web processes of frames and ends: `<generation id> frames` or `<generation id> settled [<seq> <end>]`. */
+export const TURN_CHANNEL = 'muster_turns'
+
+/** The end of a turn in its notification: the number of its last frame, and the sealed rest. */
+export type AnnouncedEnd = { seq: number; sealed: string }
+
+/** A settled or paused turn as its row and last frame have it: `result` or, if it failed, `failure`. */
+export type TurnEndState = GenerationRow & { result: object | null; failure: RecordedFailure | null }
+
+/** A turn that completed or paused, as its notification has it. */
+type AnsweredTurn = Pick<GenerationRow, 'id' | 'trace_id' | 'status' | 'content_mode'> & {
+  result: object
+  failure: null
+}
+
+/** A settled or paused turn as a waiting caller gets it. */
+export type TurnEnd = TurnEndState | AnsweredTurn
+
+/** Most bytes of a sealed end: PostgreSQL takes less than 8,000 bytes in a notification. */
+const MAX_SEALED = 6900
+/** Most characters of a result that may fit compressed. */
+const MAX_RESULT = 64 * 1024
+
+/**
+ * Sealed, because every session of the database may listen and notify: only processes with the key of the deployment read
+ * an end, and none accepts a forged end, or the end of another part of a turn.
+ */
+const sealOf = (id: string, seq: number) => ({ kind: 'turn_end', id: `${id}:${seq}`, project_id: null })
+
+/** Notifies waiting callers of the end of a turn, which they read unless the notification has it. */
+export const notifyEnd = (outbox: Outbox, id: string, end: AnnouncedEnd | null = null): void =>
+  outbox.notify(TURN_CHANNEL, end ? `${id} settled ${end.seq} ${end.sealed}` : `${id} settled`)
+
+/**
+ * Returns the end of a turn for its notification, with the data of its last frame; null if it does not fit. Of a failed turn
+ * callers read the row, which has the failure in another form than the frame.
+ */
+export function sealEnd(
+  services: Services,
+  { id, trace_id, status, content_mode }: GenerationRow,
+  { seq, data }: { seq: number; data: object },
+): AnnouncedEnd | null {
+  if (status === 'failed') return null
+  const result = JSON.stringify(data)
+  if (result.length > MAX_RESULT) return null
+  const head = JSON.stringify({ trace_id, status, content_mode })
+  const sealed = sealText(services, `${head}\n${result}`, sealOf(id, seq))
+  return sealed.length > MAX_SEALED ? null : { seq, sealed }
+}
+
+/** Returns the end in a notification; null if this deployment did not make it. */
+export function openEnd(services: Services, id: string, { seq, sealed }: AnnouncedEnd): AnsweredTurn | null {
+  const text = openText(services, sealed, sealOf(id, seq))
+  if (text === null) return null
+  const [head, result] = text.split('\n')
+  return { id, ...parseExactJson(head), result: parseExactJson(result), failure: null }
+}
