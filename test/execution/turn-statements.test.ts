@@ -49,9 +49,9 @@ describe('statements', function () {
     })
   })
 
-  it('of a large turn are one more, because the claim of its message does not load it', async () => {
+  it('of a large turn are two more: its message is claimed without it, its end is notified without the result', async () => {
     const prompt = randomBytes(32 * 1024).toString('hex')
-    await assertStatements(5, async () => {
+    await assertStatements(6, async () => {
       const { status } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt })
       assert.equal(status, 200)
     })

@@ -11,7 +11,7 @@ import { liveTurns } from '../streams/live-turns.ts'
 import { type AnnouncedEnd, openEnd, type TurnEnd, type TurnEndState } from '../streams/turn-end.ts'
 import { readSteps } from '../traces/file.ts'
 import { wireStep } from '../traces/store.ts'
-import { agentResult } from './turn-result.ts'
+import { agentResult, GenerateResult } from './turn-result.ts'
 
 /** Fallback for lost notifications. */
 const POLL_MS = 2000
@@ -74,8 +74,11 @@ async function recordedResult(
   generation: GenerationRow,
   journalled: readonly JournalStepRow[] | null,
 ): Promise<object> {
-  if (generation.shape === 'agent')
-    return agentResult(generation, journalled?.map(wireStep) ?? (await readSteps(services, generation)))
+  if (generation.shape === 'agent') {
+    const steps = journalled?.map(wireStep) ?? (await readSteps(services, generation))
+    // Gives its fields their order, which jsonb does not keep.
+    return GenerateResult.parse(agentResult(generation, steps))
+  }
   const { id: generation_id, trace_id, status, output } = generation
   return {
     status,
