@@ -123,14 +123,6 @@ end $$;
 create function usage_fold_lock(project text) returns bigint language sql immutable
 return hashtextextended('usage fold ' || project, 0);
 
--- A fold and the delete of its project would wait for each other's rows.
-create function lock_usage_fold() returns trigger language plpgsql as $$
-begin
-  perform pg_advisory_xact_lock(usage_fold_lock(old.id));
-  return old;
-end $$;
-create trigger usage_fold_locked before delete on projects for each row execute function lock_usage_fold();
-
 -- A roll-up replaces rows that the sums contain already.
 create or replace function usage_added() returns trigger language plpgsql as $$
 begin
@@ -189,16 +181,19 @@ begin
     reasoning_tokens = r.reasoning_tokens + excluded.reasoning_tokens;
 end $$;
 
-drop function fold_usage(timestamptz);
-
--- Folds at most a number of events of a project. Returns their number, or null while another transaction folds it. A row
--- whose event was deleted only counts, as the delete has been counted.
+-- Folds at most a number of events of a project. Returns their number, or null while another transaction folds or deletes
+-- the project, for which it does not wait. A row whose event was deleted only counts, as the delete has been counted.
 create function fold_usage(project text, most integer) returns integer language plpgsql as $$
 declare
   events usage_events[];
   number integer;
 begin
   if not pg_try_advisory_xact_lock(usage_fold_lock(project)) then
+    return null;
+  end if;
+  -- Before the rows of the project, as a delete of it locks them.
+  perform from projects where id = project for key share skip locked;
+  if not found then
     return null;
   end if;
   with taken as (
@@ -216,3 +211,18 @@ begin
   end if;
   return number;
 end $$;
+
+-- For processes of release 0.1.0, without which nothing folds after a return to it: called for each past hour at night, by
+-- a sweep that also deletes old sums.
+create or replace function fold_usage(past timestamptz) returns bigint language sql as $$
+  select coalesce(sum(fold_usage(u.project_id, 10000)), 0)::bigint
+  from (select distinct project_id from unfolded_usage offset 0) u
+$$;
+create function delete_folded_sum() returns trigger language plpgsql as $$
+begin
+  delete from folded_usage_sums
+  where (project_id, scope, ref, hour, meter_type, shard)
+    = (old.project_id, old.scope, old.ref, old.hour, old.meter_type, old.shard);
+  return old;
+end $$;
+create trigger usage_sums_deleted instead of delete on usage_sums for each row execute function delete_folded_sum();

@@ -5,6 +5,7 @@ import { embedDocuments } from '#content/index/embeddings/embed-documents.ts'
 import { ownsSettings } from '#content/index/embeddings/settings-owner.ts'
 import { currentSpace, type Space } from '#content/index/embeddings/space.ts'
 import { restartIngestion } from '#content/ingestion/start-ingestion.ts'
+import { foldProject } from '#control/usage/folds.ts'
 import { rebuildSums, sumsMatchEvents, usageDays } from '#control/usage/rebuild.ts'
 import { notifyWorkers } from '#control/webhooks/operations.ts'
 import { insertRedeliveries } from '#control/webhooks/store.ts'
@@ -312,6 +313,7 @@ export const reprocessUsage = (options: Omit<ReprocessFilters, 'id'>): Promise<v
       differing++
       printProgress(`${project_id} ${day}: totals differ from the events`)
       if (options.dryRun || rebuilt === options.limit) continue
+      await foldProject(services.pool, project_id)
       await services.write(tx => rebuildSums(tx, span))
       rebuilt++
       printProgress(`${index + 1} of ${days.length} days checked, ${rebuilt} recomputed`)

@@ -203,9 +203,10 @@ describe('folds of usage', function () {
             await insert(writer, id, `gone ${n} ${of}`).catch(error => assert.equal(error.code, '23503'))
         })(),
       ]
-      assert.equal((await app.admin.delete(`/projects/${id}?force=true`)).status, 204)
+      const { status } = await app.admin.delete(`/projects/${id}?force=true`)
       isDeleted = true
       await Promise.all(others)
+      assert.equal(status, 204)
       assert.equal(await unfolded(id), 0)
       for (const table of ['folded_usage_sums', 'folded_usage_rollups'])
         assert.deepEqual(await app.rows(`select from ${table} where project_id = $1`, [id]), [])
@@ -214,6 +215,50 @@ describe('folds of usage', function () {
         [],
       )
     }
+  })
+
+  it('wait for no delete of their project, which waits for them, and fold the others', async () => {
+    const [{ id }, { id: neighbour }] = [await app.project(), await app.project()]
+    for (const each of [id, neighbour]) await insertUsage(app, each, [tokenUse({ cost: null })])
+    const [deleting, folder] = await Promise.all([connected(), connected()])
+    await folder.query(`set statement_timeout = '5s'`)
+    await deleting.query('begin')
+    await deleting.query('select from projects where id = $1 for update', [id])
+    const { rows } = await folder.query('select fold_usage(p, 10) as folded from unnest($1::text[]) p', [
+      [id, neighbour],
+    ])
+    assert.deepEqual(rows, [{ folded: null }, { folded: 1 }])
+    await deleting.query('delete from projects where id = $1', [id])
+    await deleting.query('commit')
+    assert.equal(await unfolded(id), 0)
+    await insertUsage(app, neighbour, [tokenUse({ cost: null })])
+    await folder.query('begin')
+    assert.equal(await fold(folder, neighbour), 1)
+    const deleted = deleting.query('delete from projects where id = $1', [neighbour])
+    await eventually(
+      async () =>
+        (
+          await app.rows(
+            `select from pg_stat_activity where wait_event_type = 'Lock' and query like 'delete from projects%'`,
+          )
+        ).length > 0,
+    )
+    await folder.query('commit')
+    assert.equal((await deleted).rowCount, 1)
+  })
+
+  it('are made at night by release 0.1.0, which deletes old sums too', async () => {
+    const { id } = await app.project()
+    const at = new Date(Date.now() - 45 * DAY_MS).toISOString()
+    await insertUsage(app, id, [tokenUse({ cost: null }), tokenUse({ cost: null, created_at: at })])
+    await app.rows('select fold_usage($1::timestamptz) as count', [new Date().toISOString()])
+    assert.equal(await unfolded(id), 0)
+    const count = async () => (await app.rows('select from usage_sums where project_id = $1', [id])).length
+    assert.equal(await count(), 2)
+    await app.rows(`
+      delete from usage_sums where (project_id, scope, ref, hour, meter_type, shard) in (
+        select project_id, scope, ref, hour, meter_type, shard from usage_sums where hour < now() - interval '40 days' order by hour limit 5000)`)
+    assert.equal(await count(), 1)
   })
 
   it('add to the rows that several transactions of release 0.1.0 wrote', async () => {
@@ -269,7 +314,7 @@ describe('usage of turns', function () {
   this.timeout(60_000)
   const app = forSuite(() => startAgentApp())
 
-  it('is folded by the processes that wrote it, about half a second after the commit', async () => {
+  it('is folded by the process that wrote it, without a worker of the sweep', async () => {
     for (let n = 0; n < 3; n++) {
       const { status } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
       assert.equal(status, 200)
@@ -282,7 +327,5 @@ describe('usage of turns', function () {
       )
       return rows[0].folded === 3
     })
-    const messages = await app.rows(`select from pgboss.job_common where name = 'usage.fold'`)
-    assert.equal(messages.length, 0, 'the sweep had nothing to do')
   })
 })

@@ -11,6 +11,8 @@ import { startAgentApp } from './fixtures.ts'
 const ACTIONS = ['agents:CreateAgentGeneration', 'sessions:*', 'actors:CreateActor']
 const CLIENT_TOOL = { tool: { name: 'pick', type: 'client', parameters: { type: 'object' } } }
 const script = (...replies: object[]) => ({ prompt: `@double ${JSON.stringify(replies)}` })
+/** Poll of a request that waits. */
+const POLL_MS = 2000
 const pick = { tool_calls: [{ name: 'pick', args: { b: 1, a: 2 } }] }
 
 describe('the end of a turn in its notification', function () {
@@ -41,18 +43,25 @@ describe('the end of a turn in its notification', function () {
     return { status: response.status, text, body: JSON.parse(text) }
   }
   const rowReads = () => app.statements.filter(text => text.includes('as last_frame')).length
-  /** Sends a request that waits and returns the answer, and how often the process read the row of the turn for it. */
+  const generate = (agent: string, body: object) => send(`/agents/${agent}/generate?wait=true`, body)
+  /**
+   * Sends a request that waits and returns the answer, and how often the process read the row of the turn for it. Repeats one
+   * that took longer than the poll of a waiting request, which reads the row too.
+   */
   const waited = async (agent: string, body: object) => {
-    const before = rowReads()
-    const reply = await send(`/agents/${agent}/generate?wait=true`, body)
-    return { ...reply, reads: rowReads() - before }
+    for (let tries = 1; ; tries++) {
+      const before = rowReads()
+      const started = performance.now()
+      const reply = await generate(agent, body)
+      if (performance.now() - started < POLL_MS || tries === 5) return { ...reply, reads: rowReads() - before }
+    }
   }
   const rowAnswer = async (id: string) => JSON.stringify((await readTurnEnd(app.services, id))?.result)
   /** A turn whose model answers when its gate is opened, and whose caller waits. */
   const held = async (lane: string, reply: object = {}) => {
     await double.put(lane, { rules: [{ reply: { text: `answer of ${lane}`, gate: lane, ...reply } }] })
     const agent = await app.agent({ model: `${lane}/m` })
-    const answer = waited(agent, { prompt: 'x' })
+    const answer = generate(agent, { prompt: 'x' })
     const [turn] = await eventually(async () => {
       const rows = await app.rows('select id from generations where agent_id = $1', [agent])
       return (await double.requests(lane)).length === 1 ? rows : null

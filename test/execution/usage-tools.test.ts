@@ -278,6 +278,17 @@ describe('usage of tools', () => {
     )
   })
 
+  it('counts at most a billion tokens of a call by a quantity of its tool, so that sums stay in their range', async () => {
+    const { id } = await tool()
+    await put([{ ...perPage(id), component: 'input_tokens', unit: 'token' }])
+    for (const pages of [1e9, 1e9 + 1]) {
+      target.answer = json({ pages })
+      assert.equal((await app.key.post(`/tools/${id}/call`)).status, 200)
+    }
+    const quantities = (await usesOf(id, 2)).map(({ components }) => components[1].quantity)
+    assert.deepEqual(quantities.sort(), [0, 1e9])
+  })
+
   it('is not held up by expressions that cost too much', async () => {
     const { id } = await tool()
     const costly = { map: [{ var: 'output.list' }, { '+': [{ '*': [{ var: '' }, 2] }, 1] }] }

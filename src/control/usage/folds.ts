@@ -19,16 +19,16 @@ const MAX_FOLDED = 1000
 
 const FoldRow = z.object({
   project_id: z.string(),
-  /** Number of events; null while another transaction folds the project. */
+  /** Number of events; null while another transaction folds or deletes the project. */
   folded: z.int().nullable(),
 })
 
-/** Folds at most MAX_FOLDED events of each project (index unfolded_usage_pkey). Locks the projects against other folds. */
+/** Folds at most MAX_FOLDED events of each project (index unfolded_usage_pkey). Locks the projects against other folds and deletes. */
 const foldProjects = (db: Queryable, projects: readonly string[]) =>
   db.any(sql.type(FoldRow)`
     select p.id as project_id, fold_usage(p.id, ${MAX_FOLDED}) as folded from unnest(${sql.array(projects, 'text')}) p (id)`)
 
-/** Folds the events of a project. Returns false if another transaction is folding it. */
+/** Folds the events of a project. Returns false if another transaction is folding or deleting it. */
 export async function foldProject(db: Queryable, projectId: string): Promise<boolean> {
   for (;;) {
     const [{ folded }] = await foldProjects(db, [projectId])
@@ -59,12 +59,12 @@ function openFolds({ pool, log }: Services) {
       const rows = await withoutTenant(() => foldProjects(pool, projects))
       for (const { project_id, folded } of rows) if (folded === null || folded === MAX_FOLDED) add(project_id)
     },
-    // The sweep folds them.
     dropped: () => {},
   })
 
   function add(project: string): void {
-    if (isClosing || waiting.has(project)) return
+    // The sweep folds projects that find no place.
+    if (isClosing || waiting.size >= MAX_WAITING || waiting.has(project)) return
     waiting.add(project)
     folds.add(project)
   }
@@ -98,12 +98,21 @@ const nextUnfolded = (db: Queryable, after: string): Promise<string | null> =>
   db.maybeOneFirst(projectRow`
     select project_id from unfolded_usage where project_id > ${after} order by project_id limit 1`)
 
+/** Projects take turns: one with much to fold delays no other. */
 export const foldHandler = handler(foldQueue, { concurrency: 1 }, async (_message, { services, stopping }) => {
-  let project = await nextUnfolded(services.pool, '')
-  while (project !== null && !stopping.aborted) {
-    const project_id = project
-    await isolateFailures(services, { project_id }, () => foldProject(services.pool, project_id))
-    project = await nextUnfolded(services.pool, project_id)
+  const { pool } = services
+  for (let isComplete = false; !isComplete; ) {
+    isComplete = true
+    for (let after = ''; !stopping.aborted; ) {
+      const project_id = await nextUnfolded(pool, after)
+      if (project_id === null) break
+      await isolateFailures(services, { project_id }, async () => {
+        const [{ folded }] = await foldProjects(pool, [project_id])
+        if (folded === MAX_FOLDED) isComplete = false
+      })
+      after = project_id
+    }
+    if (stopping.aborted) return
   }
 })
 

@@ -29,19 +29,19 @@ export function recordUsageInTx(services: Services, outbox: Outbox, priced: read
 }
 
 function addUsageEffects(services: Services, outbox: Outbox, priced: readonly PricedUsage[]): void {
-  outbox.afterCommit(() => usageWritten(services, priced))
+  outbox.afterCommit(() => onUsageCommitted(services, priced))
   for (const project_id of projectsWithThresholds(priced)) outbox.send(thresholdQueue, { project_id })
   for (const { invalid } of priced) for (const entry of invalid) recordActivityInTx(outbox, entry)
 }
 
-function usageWritten(services: Services, priced: readonly PricedUsage[]): void {
+function onUsageCommitted(services: Services, priced: readonly PricedUsage[]): void {
   countUsage(priced)
   foldSoon(services, new Set(priced.map(({ row }) => row.project_id)))
 }
 
-/** Counts usage, records invalid quantities and queues threshold checks after a write without an outbox. */
-export function checkThresholdsLater(services: Services, priced: readonly PricedUsage[]): void {
-  usageWritten(services, priced)
+/** Counts and folds usage, records invalid quantities and queues threshold checks after a write without an outbox. */
+export function addUsageEffectsLater(services: Services, priced: readonly PricedUsage[]): void {
+  onUsageCommitted(services, priced)
   for (const { invalid } of priced) for (const entry of invalid) recordActivityLater(services, entry)
   const messages = projectsWithThresholds(priced).map(project_id => queueMessage(thresholdQueue, { project_id }))
   if (messages.length > 0)

@@ -319,14 +319,18 @@ async function resourceComponents<P extends QuantityPrice>(
 /** Longest wait for a thread: usage may be priced in a transaction. */
 const USAGE_WAIT_MS = 1000
 
+/** Largest quantity, and of tokens, whose sums are 64-bit integers. */
+const MAX_QUANTITY = Number.MAX_SAFE_INTEGER
+const MAX_TOKENS = 1e9
+
 /**
- * Evaluates the quantity expression of a price; null if the result is not a number from 0 to MAX_SAFE_INTEGER, `busy` if no
+ * Evaluates the quantity expression of a price; null if the result is not a number from 0 to its maximum, `busy` if no
  * thread is free: the usage belongs to work that has ended and cannot fail.
  */
 async function evaluateQuantity(
   services: Services,
   project_id: string,
-  { quantity }: QuantityPrice,
+  { quantity, unit }: QuantityPrice,
   call: UsageDraft['call'],
   spent: EvaluationBudget,
   waitMs: number,
@@ -334,7 +338,8 @@ async function evaluateQuantity(
   if (quantity === null) return 1
   try {
     const value = withDoubles(await evaluate(services, project_id, quantity, call, { spent, waitMs }))
-    return typeof value === 'number' && value >= 0 && value <= Number.MAX_SAFE_INTEGER ? value : null
+    const most = unit === 'token' ? MAX_TOKENS : MAX_QUANTITY
+    return typeof value === 'number' && value >= 0 && value <= most ? value : null
   } catch (error) {
     if (error instanceof ExpressionError) return null
     if (error instanceof AppError && error.code === 'SERVICE_NOT_READY') return 'busy'

@@ -66,14 +66,15 @@ export const sumsMatchEvents = async (db: Queryable, { project_id, from, to }: S
     select 1 as wrong from wrong union all select 1 from wrongly limit 1`))
 
 /**
- * Rebuilds the sums of a span. Usage that is not folded is folded before. The table lock blocks writers; otherwise an event could
- * be counted twice or not at all. It comes after the lock of folds, as in the delete of a project.
+ * Rebuilds the sums of a span. Usage that is not folded is folded before; a caller folds most of it before the transaction. The
+ * table lock blocks writers of all projects; otherwise an event could be counted twice or not at all.
+ * @throws Error if the project is being deleted
  */
 export async function rebuildSums(tx: Queryable, { project_id, from, to }: Span): Promise<void> {
   const [start, end] = [from.toISOString(), to.toISOString()]
   await tx.query(voidStatement`select from pg_advisory_xact_lock(usage_fold_lock(${project_id}))`)
   await tx.query(voidStatement`lock table usage_events in share row exclusive mode`)
-  await foldProject(tx, project_id)
+  if (!(await foldProject(tx, project_id))) throw new Error(`project ${project_id} is being deleted`)
   for (const table of ['folded_usage_sums', 'folded_usage_rollups'])
     await tx.query(voidStatement`
       delete from ${sql.identifier([table])} where project_id = ${project_id} and hour >= ${start}::timestamptz and hour < ${end}::timestamptz`)

@@ -88,8 +88,8 @@ export async function generateInSession(
         knowledge_config: body.knowledge_config,
         client: client && { context: client.context, tools: agent.accept_client_tools ? client.tools : undefined },
         streamed: mode === 'stream',
-        // Clients of other protocols repeat their requests.
         ...waitOf(mode),
+        // Clients of other protocols repeat their requests.
         ...(client && { patience: 'none' }),
         origin: context.origin,
       })

@@ -101,7 +101,7 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P
   body: B
   resource: R
   /** For creates with `under`: its row as read for the authorization, not locked; null if the caller cannot see it. */
-  parent: KindRow | null
+  under: KindRow | null
   /** The result of `prepare`. */
   prepared: P
   /** The authorized project; null for lists over several projects and for global resources. */
@@ -215,7 +215,7 @@ export type Operation = {
    * Rows that the process has read, which authorize a call without a statement; after a refusal the row is read. `run` must detect
    * that the row has changed.
    */
-  cache?: (services: Services) => CachedRows
+  cache: ((services: Services) => CachedRows) | null
   /** Whether concurrent calls share one read of the item; `run` must not modify the row. */
   joined: boolean
   paged: boolean
@@ -423,7 +423,7 @@ export function itemOperation<
     shape: 'item',
     param: declaration.param ?? `${target.name}_id`,
     find: (declaration.find ?? null) as Operation['find'],
-    cache: declaration.cache,
+    cache: declaration.cache ?? null,
     joined: declaration.joined ?? false,
     decide: declaration.decide as Operation['decide'],
     prepare: (declaration.prepare ?? null) as Operation['prepare'],
@@ -442,6 +442,7 @@ export function operation<
     ...commonFields(declaration),
     param: null,
     find: null,
+    cache: null,
     joined: false,
     prepare: (declaration.prepare ?? null) as Operation['prepare'],
     run: declaration.run as Operation['run'],

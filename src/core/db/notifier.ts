@@ -28,6 +28,7 @@ export type Notifier = {
 const MAX_BATCH = 1000
 const MAX_PENDING = 20_000
 const MAX_PENDING_CHARACTERS = 16 * 1024 * 1024
+const SMALL_CHARACTERS = 500
 
 /** Time after which the connection of a statement counts as lost. */
 const TIMEOUT_MS = 5000
@@ -60,7 +61,9 @@ export function openNotifier(options: { databaseUrl: string; applicationName?: s
 
   const add = (notification: Notification) => {
     const key = `${notification.channel} ${notification.payload}`
-    if (pending.has(key) || pending.size >= MAX_PENDING || characters >= MAX_PENDING_CHARACTERS) return
+    if (pending.has(key) || pending.size >= MAX_PENDING) return
+    // Small ones, such as wake-ups, are not displaced by large ones.
+    if (key.length > SMALL_CHARACTERS && characters >= MAX_PENDING_CHARACTERS) return
     pending.set(key, notification)
     characters += key.length
   }

@@ -41,7 +41,7 @@ export const rawQuery = (text: string, values: unknown[] = []): QuerySqlToken =>
 export const rawFragment = (text: string): Fragment => Object.freeze({ ...sql.fragment``, sql: text })
 
 /** Returns the text of a fragment without values, for a statement that Slonik does not send. */
-export function textOf({ sql: text, values }: Fragment): string {
+export function fragmentText({ sql: text, values }: Fragment): string {
   if (values.length > 0) throw new Error(`fragment with values: ${text}`)
   return text
 }

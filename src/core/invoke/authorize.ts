@@ -118,6 +118,7 @@ async function authorizeItem(inv: Invocation, caller: Caller, action: string, ki
   } catch (error) {
     if (!inv.isCached) throw error
     inv.mayBeCached = false
+    inv.grant = null
     await permit()
   }
 }
@@ -168,7 +169,7 @@ async function findParent(
   if (typeof id !== 'string' || !isIdOf(kind, id)) return null
   const row = await kind.find(inv.db, id)
   if (!row || !canSeeProject(caller, row.project_id)) return null
-  inv.parent = row
+  inv.under = row
   return { kind, row }
 }
 

@@ -75,7 +75,7 @@ export function operationContext(
     query,
     body,
     resource: inv.resource,
-    parent: inv.parent,
+    under: inv.under,
     prepared: undefined,
     project: inv.project,
     grant: inv.grant,

@@ -26,7 +26,7 @@ export type Invocation = {
   /** The row of an item operation. */
   resource: KindRow | undefined
   /** The row under which a create is authorized (`under`). */
-  parent: KindRow | null
+  under: KindRow | null
   /** The row of the item if one statement has read it for several calls; null if it was deleted. */
   read: KindRow | null | undefined
   /** Whether the item may be from a cache of the process, and whether it is. */
@@ -70,7 +70,7 @@ export function openInvocation(services: Services, operation: Operation, call: C
     decided: false,
     recorded: false,
     resource: undefined,
-    parent: null,
+    under: null,
     read: undefined,
     mayBeCached: call.tx === undefined,
     isCached: false,

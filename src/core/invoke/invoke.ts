@@ -85,7 +85,11 @@ async function runSteps(inv: Invocation): Promise<OperationResult> {
   })
   if (operation.method === 'post' && !operation.reads) {
     const stored = await claimKey(inv)
-    if (stored) return replayResponse(inv, stored)
+    if (stored) {
+      // Only `run` detects that a cached row has changed.
+      if (inv.isCached) await context.recheck()
+      return replayResponse(inv, stored)
+    }
   }
   try {
     return await run(inv, context)

@@ -20,8 +20,11 @@ export type JobContext = {
   id: string
   /** Aborted when the lease is lost or the grace period is over: stop without writing. */
   signal: AbortSignal
-  /** What the claim of the message has read (`reads`); null if it read nothing: it was too large, or another claim was used. */
-  read: string | null
+  /**
+   * What the claim of the message has read (`preload`). Null if the handler declares none, the row was too large or not eligible,
+   * or the claim was repeated without it.
+   */
+  preloaded: string | null
   /** Aborted when the worker is stopping: finish soon, or commit the completed part and throw RequeueError. */
   stopping: AbortSignal
   log: Logger
@@ -62,7 +65,7 @@ export type Handler = {
   onExhausted?: (message: any, error: unknown, services: Services) => Promise<unknown>
   boundsLosses?: boolean
   maxLosses?: number
-  reads?: Fragment
+  preload?: Fragment
 }
 
 /** Slots of a handler in one worker, and how many of them one project may hold while others wait. */
@@ -102,7 +105,7 @@ type HandlerOptions<M> = {
    * without effect reads again. It must be small, because the claims of all projects wait for it. Only for a queue whose
    * messages have projects, without batches.
    */
-  reads?: Fragment
+  preload?: Fragment
   /** Default MAX_WORKER_LOSSES. More for messages whose loss is specified to be survived more often. */
   maxLosses?: number
 }
@@ -126,6 +129,8 @@ export function handler<M extends object>(
   options: HandlerOptions<M> & { batch?: number },
   handle: (message: any, context: JobContext) => Promise<unknown>,
 ): Handler {
+  if (options.preload && (!queue.project || options.batch))
+    throw new Error(`preload of ${queue.name} requires messages with projects, without batches`)
   return { queue, ...options, handle }
 }
 

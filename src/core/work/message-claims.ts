@@ -3,7 +3,7 @@ import { HOLDER } from '../base/holder.ts'
 import { loopsRestarted } from '../base/metrics.ts'
 import { databaseErrorKind } from '../db/database-errors.ts'
 import type { SqlExecutor } from '../db/pool.ts'
-import { type Fragment, rawFragment, sql, textOf } from '../db/sql.ts'
+import { type Fragment, fragmentText, rawFragment, sql } from '../db/sql.ts'
 import type { Queue } from '../queues/queue.ts'
 import {
   ACCOUNTS,
@@ -29,8 +29,8 @@ export type MessageClaim = {
   retryLimit: number
   key: string | null
   project: string | null
-  /** What the claim has read with the message (`reads` of the handler); null for none. */
-  read?: string | null
+  /** What the claim has read with the message (`preload` of the handler); null for none. */
+  preloaded?: string | null
 }
 
 const columns = `j.id, j.data, j.retry_count as "retryCount", j.retry_limit as "retryLimit", j.singleton_key as "key",
@@ -79,12 +79,12 @@ const oldestFirst = (policy: Queue<any>['policy']) => `
   ${activate}`
 
 /** Bytes of what a claim reads with one message: the answer has all its messages, of several projects. */
-const MAX_READ_BYTES = 64 * 1024
+const MAX_PRELOAD_BYTES = 64 * 1024
 
 // Materialized, because PostgreSQL would otherwise build the text once for its length and once for the answer.
-const readOf = (reads: string) => `left join lateral (
-    with r (value) as materialized (${reads})
-    select case when octet_length(value) <= ${MAX_READ_BYTES} then value end as read from r
+const preloadOf = (preload: string) => `left join lateral (
+    with r (value) as materialized (${preload})
+    select case when octet_length(value) <= ${MAX_PRELOAD_BYTES} then value end as preloaded from r
   ) r on true`
 
 /**
@@ -108,7 +108,7 @@ const hasMoreDue = `exists (
 //
 // A claim takes 0.2 ms when nothing waits, 0.5 ms with 10,000 messages of one project, 1 ms with 20 projects and 1.5 ms
 // with 1,000. It is namedStatement, because planning it takes 2 ms.
-const inTurn = (policy: Queue<any>['policy'], reads?: string) => `
+const inTurn = (policy: Queue<any>['policy'], preload?: string) => `
   with recursive ring (project, place, below_share, round) as (
     select $3::text, 0, 0, $3 = ''
     union all
@@ -151,11 +151,11 @@ const inTurn = (policy: Queue<any>['policy'], reads?: string) => `
     ) m
     limit $2
   ), claimed as (${activate})
-  select state.*, claimed.* ${reads ? ', r.read' : ''} from (
+  select state.*, claimed.* ${preload ? ', r.preloaded' : ''} from (
     select (select count(*)::int from eligible) as found,
       (select project from next order by position desc limit 1) as last,
       ${policy === 'stately' ? hasMoreDue : 'false'} as "othersWait"
-  ) state left join claimed on true ${reads ? readOf(reads) : ''}`
+  ) state left join claimed on true ${preload ? preloadOf(preload) : ''}`
 
 /**
  * Time after which the answer of a claim is ignored and its connection ended. A claim takes milliseconds, so its answer
@@ -185,15 +185,15 @@ const statements = {
   },
 }
 
-const readingStatements = new Map<string, ReturnType<typeof claimStatement>>()
+const preloadingStatements = new Map<string, ReturnType<typeof claimStatement>>()
 
-/** Returns the claim of a queue with projects, with what its handler reads. */
-function turnStatement({ name, policy }: Queue<any>, reads: Fragment | undefined) {
-  if (!reads) return statements[policy].turn
-  const existing = readingStatements.get(name)
+/** Returns the claim of a queue with projects, with what its handler preloads. */
+function turnStatement({ name, policy }: Queue<any>, preload: Fragment | undefined) {
+  if (!preload) return statements[policy].turn
+  const existing = preloadingStatements.get(name)
   if (existing) return existing
-  const statement = claimStatement(`turn ${name}`, inTurn(policy, textOf(reads)))
-  readingStatements.set(name, statement)
+  const statement = claimStatement(`turn ${name}`, inTurn(policy, fragmentText(preload)))
+  preloadingStatements.set(name, statement)
   return statement
 }
 
@@ -209,7 +209,7 @@ export type MessageClaimRequest = {
   /** Number of claimed messages that may exceed the share of their project if no other project waits. */
   borrow: number
   /** Of the handler. */
-  reads?: Fragment
+  preload?: Fragment
 }
 
 /** `more`: the claim left other messages unclaimed. `othersWait`: some are due, possibly with active keys. */
@@ -247,7 +247,7 @@ async function sendClaim(
   queue: Queue<any>,
   request: MessageClaimRequest,
 ): Promise<ClaimedMessages | null> {
-  const { limit, last, held, share, borrow, reads } = request
+  const { limit, last, held, share, borrow, preload } = request
   try {
     if (!queue.project) {
       const { oldest } = statements[queue.policy]
@@ -255,7 +255,7 @@ async function sendClaim(
       return { jobs, more: jobs.length === limit, othersWait: true, last }
     }
     const here = JSON.stringify(Object.fromEntries(held))
-    const claim = turnStatement(queue, reads)
+    const claim = turnStatement(queue, preload)
     const { rows } = await db.executeSql(claim(), [queue.name, limit, last, here, share, borrow])
     const [state] = rows
     const jobs: MessageClaim[] = rows.filter(row => row.id !== null)
@@ -264,7 +264,7 @@ async function sendClaim(
   } catch (error) {
     if ((error as { code?: string }).code === UNIQUE_VIOLATION) return null
     // A row that cannot be read must not keep other messages from being claimed.
-    if (reads && databaseErrorKind(error) === 'fault') return sendClaim(db, queue, { ...request, reads: undefined })
+    if (preload && databaseErrorKind(error) === 'fault') return sendClaim(db, queue, { ...request, preload: undefined })
     throw error
   }
 }

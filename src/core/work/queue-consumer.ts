@@ -352,7 +352,7 @@ export class QueueConsumer {
       held: this.#slotsByProject,
       share: this.#share,
       borrow: Math.max(0, this.#borrow - this.#usedSlots),
-      reads: this.#handler.reads,
+      preload: this.#handler.preload,
     }
     const claimedAt = performance.now()
     const claims = await claimMessages(this.#queues.db, this.#queue, request)
@@ -585,7 +585,7 @@ export class QueueConsumer {
         last: attempt.retryCount >= attempt.retryLimit,
         id: attempt.id,
         signal,
-        read: attempt.read ?? null,
+        preloaded: attempt.preloaded ?? null,
         stopping: this.#stopping,
         get log() {
           return log.child({ queue: name, job: attempt.id, attempt: number })

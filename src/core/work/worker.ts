@@ -152,7 +152,7 @@ function startScheduleGroup(
   const stopping = new AbortController()
   const { signal } = stopping
   let timer: NodeJS.Timeout | undefined
-  let sending: Promise<unknown> = Promise.resolve()
+  let sending = Promise.resolve()
   let latest = 0
 
   const send = async (instant: Date) => {
@@ -179,7 +179,8 @@ function startScheduleGroup(
   }
 
   const fire = (instant: Date) => {
-    sending = Promise.all([sending, send(instant)])
+    const previous = sending
+    sending = send(instant).then(() => previous)
   }
   const stop = async () => {
     stopping.abort()

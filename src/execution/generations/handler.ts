@@ -27,7 +27,7 @@ export const generationHandlers = [
     turnQueue,
     {
       boundsLosses: true,
-      reads: loadWithMessage,
+      preload: loadWithMessage,
       leaseSeconds: config => config.GENERATION_LEASE_SECONDS,
       onExhausted: async ({ generation_id }, error, services) => {
         await services.write(tx =>
@@ -38,9 +38,14 @@ export const generationHandlers = [
         )
       },
     },
-    async ({ generation_id }, { services, read, signal, stopping, log, complete, releaseSlotWhile, retryIn }) => {
+    async ({ generation_id }, { services, preloaded, signal, stopping, log, complete, releaseSlotWhile, retryIn }) => {
       const context = { signal, stopping, log, complete, releaseSlotWhile, retryIn }
-      const outcome = await executeTurn(services, generation_id, context, read === null ? null : readLoadedTurn(read))
+      const outcome = await executeTurn(
+        services,
+        generation_id,
+        context,
+        preloaded === null ? null : readLoadedTurn(preloaded),
+      )
       if (outcome === 'requeued') throw new RequeueError()
     },
   ),

@@ -87,12 +87,15 @@ type AgentContext = Context<Record<string, never>, AgentTurnCall, AgentRow>
 async function runWithoutSession(context: AgentContext): Promise<OperationResult> {
   const { services, caller, body, resource } = context
   const project_id = context.project as string
+  const results = trailingResults(body.request.messages)
+  // Only the creation of a turn detects that a cached agent has changed.
+  if ((resource as RunnableAgent).cached && (body.isRetry || results.length > 0)) await context.recheck()
   const attached = await attachToTurn(context)
   if (attached) return attached
   const paused = await findPausedTurn(
     services.pool,
     { agent_id: resource.id, project_id, actor_id: null, caller },
-    trailingResults(body.request.messages),
+    results,
   )
   if (paused) return resumeTurn(context, paused)
   return respondWithNewTurn(context, generation_id =>

@@ -84,7 +84,7 @@ const start = operation({
   async run(context) {
     const { services, body, caller, project, request } = context
     requireDriver(context)
-    const orchestration = context.parent as OrchestrationRow | null
+    const orchestration = context.under as OrchestrationRow | null
     const { wait, orchestration_id, orchestration_version, project_id: _project, ...options } = body
     if (!orchestration || orchestration.project_id !== project || orchestration.managed_by !== null)
       return raise('ORCHESTRATION_NOT_FOUND', { meta: { id: orchestration_id } })

@@ -41,9 +41,9 @@ const endStates: Record<string, Extract<TurnState, 'done' | 'failed'> | undefine
 }
 
 /**
- * Takes the next turn from a mailbox: the running one (its worker was lost), else the lowest due one. The prompt is
- * read, and the turn loaded, in the same transaction, so that a message is either part of it or finds the turn running and requests another.
- * Under an operator only the running turn continues. Returns null if no turn is due, after sending a wake-up for the next
+ * Takes the next turn from a mailbox: the running one (its worker was lost), else the lowest due one. The prompt is read and
+ * the turn loaded in the same transaction, so that a message is either part of it or finds the turn running and requests
+ * another. Under an operator only the running turn continues. Returns null if no turn is due, after sending a wake-up for the next
  * start, and `deleted` if the conversation was deleted. The conversation's lock ensures that no wake-up is lost.
  */
 async function claimNextTurn(tx: Tx, conversationId: string): Promise<ClaimedTurn | 'deleted' | null> {

@@ -214,8 +214,9 @@ async function settleTurn(
 }
 
 /**
- * Whether the record of a turn that is not streamed gives its readers the same end as its last frame: not in content mode
- * `none`, of a conversation or with parts for the client, and not with objects, whose keys the record stores in another order.
+ * Whether the record of a turn that is not streamed gives its readers the same end as its last frame. False in content mode
+ * `none`, for turns of conversations, with parts for the client, and with objects or tool calls, whose keys the record stores
+ * in another order.
  */
 function isRecorded(
   turn: TurnAttempt,

@@ -1,5 +1,5 @@
 import { Counter } from 'prom-client'
-import { checkThresholdsLater, recordUsageLater, type UsageDraft } from '#control/usage/meter.ts'
+import { addUsageEffectsLater, recordUsageLater, type UsageDraft } from '#control/usage/meter.ts'
 import { type PricedUsage, priceUsage } from '#control/usage/price-usage.ts'
 import { systemClock } from '#core/base/clock.ts'
 import type { RecordedFailure } from '#core/base/errors.ts'
@@ -304,7 +304,7 @@ export class TurnAttempt {
     if (!(await this.writeFenced(write, after))) throw new TurnClaimLost()
     if (frames.length > 0) notifyFrames(services, generation.id)
     calls.written()
-    checkThresholdsLater(services, calls.rated)
+    addUsageEffectsLater(services, calls.rated)
     this.#generation = after
     this.#isStepJournalled = true
     this.#journalled = true
@@ -360,7 +360,7 @@ export class TurnAttempt {
     if (!journalled) throw new TurnClaimLost()
     if (frames.length > 0) notifyFrames(services, generation.id)
     calls.written()
-    checkThresholdsLater(services, calls.rated)
+    addUsageEffectsLater(services, calls.rated)
     this.#journalled ||= hidden
     if (journalled !== true) this.#route = journalled.route
     if (this.route)

@@ -1,6 +1,6 @@
 import { parseExactJson } from '#core/base/exact-json.ts'
 import type { Services } from '#core/base/services.ts'
-import { openText, sealText } from '#core/secrets/compressed.ts'
+import { openText, sealText } from '#core/secrets/sealed-text.ts'
 import type { GenerationRow, TurnData } from '../model.ts'
 
 type Owner = Pick<GenerationRow, 'id' | 'project_id'>

@@ -2,7 +2,7 @@ import { z } from 'zod'
 import type { PricedUsage } from '#control/usage/price-usage.ts'
 import { usagePart } from '#control/usage/store.ts'
 import { parseExactJson } from '#core/base/exact-json.ts'
-import { type Fragment, jsonb, type Queryable, rowFromJson, sql, voidStatement } from '#core/db/sql.ts'
+import { type Fragment, jsonb, type Queryable, rawFragment, rowFromJson, sql, voidStatement } from '#core/db/sql.ts'
 import type { StatementWrite } from '#core/writes/writer.ts'
 import type { AgentRow } from '#execution/agents/model.ts'
 import { servedAgent } from '#execution/agents/served-version.ts'
@@ -100,17 +100,53 @@ export const turnJson = (id: string, agent: Fragment): Fragment =>
 /** Returns a turn from json. */
 export const turnFromJson = (json: object): LoadedTurn => loadedTurn(rowFromJson(json as z.output<typeof LoadedTurn>))
 
+/** Most bytes of turn data, of the agent and of its tools that are loaded with a message. */
+const MAX_PRELOADED_BYTES = rawFragment('32768')
+
+/** Bytes of values that may be large. Not pg_column_size, which counts compressed values. */
+const bytesOf = (alias: string, columns: readonly string[]): Fragment =>
+  sql.fragment`${sql.join(
+    columns.map(column => sql.fragment`coalesce(octet_length(${sql.identifier([alias, column])}::text), 0)`),
+    sql.fragment` + `,
+  )}`
+const agentBytes = bytesOf('a', [
+  'instructions',
+  'provider_options',
+  'output_schema',
+  'knowledge_config',
+  'tool_bindings',
+  'stop_conditions',
+  'step_rules',
+  'boundary_policy',
+  'context_policy',
+  'description',
+  'greeting',
+  'suggestions',
+  'a2a',
+  'vendor_tools',
+])
+const toolBytes = bytesOf('tl', [
+  'description',
+  'parameters',
+  'execute',
+  'mcp',
+  'actions',
+  'preset_parameters',
+  'pipeline',
+  'output_mapping',
+])
+
 /**
- * Load of a turn as text by the claim of its message (`reads`), if it may start and is small. Other turns are loaded under
+ * Load of a turn as text by the claim of its message (`preload`), if it may start and is small. Other turns are loaded under
  * their message: what a merged message requested may be missing here. The start is fenced by the attempt. Sizes are compared
  * before anything is built: 8 tools of 330 KiB take 57 ms as json.
  */
 export const loadWithMessage: Fragment = sql.fragment`
   select to_json(l)::text from (${turnSelect(sql.fragment`t.id = claimed.data ->> 'generation_id'
     and t.status = 'pending' and p.paused_at is null
-    and octet_length(coalesce(w.sealed, wu.sealed)) <= 32768 and coalesce(pg_column_size(a), 0) <= 32768
+    and octet_length(coalesce(w.sealed, wu.sealed)) <= ${MAX_PRELOADED_BYTES} and ${agentBytes} <= ${MAX_PRELOADED_BYTES}
     and (a.tool_bindings is null or json_array_length(a.tool_bindings) <= 16
-      and coalesce((select sum(pg_column_size(tl)) from ${boundTools}), 0) <= 32768)`)}) l`
+      and coalesce((select sum(${toolBytes}) from ${boundTools}), 0) <= ${MAX_PRELOADED_BYTES})`)}) l`
 
 /** Returns a turn from the text of `loadWithMessage`. */
 export const readLoadedTurn = (text: string): LoadedTurn => turnFromJson(parseExactJson(text) as object)

@@ -16,16 +16,17 @@ const MAX_CHARACTERS = { all: 16 * 1024 * 1024, each: 128 * 1024 }
 /** The served versions of an agent that were read: one, or during a release up to two. */
 type Versions = readonly RunnableAgent[]
 
-const agents = processSingleton(
-  () =>
-    new LRUCache<string, Versions>({
-      max: MAX_AGENTS,
-      ttl: MAX_AGE_MS,
-      maxSize: MAX_CHARACTERS.all,
-      maxEntrySize: MAX_CHARACTERS.each,
-      sizeCalculation: versions => JSON.stringify(versions).length,
-    }),
-)
+const agents = processSingleton(() => ({
+  cache: new LRUCache<string, Versions>({
+    max: MAX_AGENTS,
+    ttl: MAX_AGE_MS,
+    maxSize: MAX_CHARACTERS.all,
+    maxEntrySize: MAX_CHARACTERS.each,
+    sizeCalculation: versions => JSON.stringify(versions).length,
+  }),
+  /** Revisions of agents that are too large, so that they are not measured for each turn. */
+  large: new LRUCache<string, string>({ max: MAX_AGENTS }),
+}))
 
 /** Returns the versions that turns get, each with a chance. */
 const servedVersions = ({ active_release: release, version }: RunnableAgent): number[] =>
@@ -41,7 +42,7 @@ const servedVersions = ({ active_release: release, version }: RunnableAgent): nu
  * the statement that creates a turn requires their revision.
  */
 export const cachedAgents = (services: Services) => {
-  const cache = agents(services)
+  const { cache, large } = agents(services)
   return {
     /** Returns an agent in a version that its release draws; undefined unless all of them were read, so that chances are exact. */
     get(id: string): RunnableAgent | undefined {
@@ -55,13 +56,16 @@ export const cachedAgents = (services: Services) => {
       return versions.find(row => row.version === drawn)
     },
     set(agent: RunnableAgent): void {
+      if (large.get(agent.id) === agent.revision) return
       const served = servedVersions(agent)
       const others = (cache.get(agent.id) ?? []).filter(
         ({ version, updated_at }) =>
           version !== agent.version && served.includes(version) && updated_at === agent.updated_at,
       )
       cache.set(agent.id, [{ ...agent, cached: true }, ...others])
+      if (!cache.has(agent.id)) large.set(agent.id, agent.revision)
     },
+    delete: (id: string): boolean => cache.delete(id),
   }
 }
 
@@ -86,6 +90,7 @@ export async function withCurrentAgent<T>(
     const current = await findRunnableAgent(services.pool, agent.id)
     if (!isChange && current?.revision === agent.revision) throw error
     if (current) cachedAgents(services).set(current)
+    else cachedAgents(services).delete(agent.id)
     audit.additional_checks.length = checks
     await context.recheck(current)
     return start(current as RunnableAgent)

@@ -1,7 +1,7 @@
 import type { RecordedFailure } from '#core/base/errors.ts'
 import { parseExactJson } from '#core/base/exact-json.ts'
 import type { Services } from '#core/base/services.ts'
-import { openText, sealText } from '#core/secrets/compressed.ts'
+import { openText, sealText } from '#core/secrets/sealed-text.ts'
 import type { Outbox } from '#core/writes/writer.ts'
 import type { GenerationRow } from '../model.ts'
 
