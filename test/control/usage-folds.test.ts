@@ -128,8 +128,7 @@ describe('folds of usage', function () {
         try {
           while (!isDone) await work(client)
         } catch (error) {
-          const code = (error as pg.DatabaseError).code
-          if (code !== undefined && code !== '57P01') throw error
+          if (error instanceof pg.DatabaseError && error.code !== '57P01') throw error
         }
       }
     }
