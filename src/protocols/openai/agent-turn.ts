@@ -14,9 +14,9 @@ import { AppError, raise, raiseInvalid } from '#core/base/errors.ts'
 import { principalRecord } from '#core/iam/caller.ts'
 import type { Outbox, Tx } from '#core/writes/writer.ts'
 import { type AgentRow, agentKind, findAgent } from '#execution/agents/model.ts'
-import { admitTurn, consumeShareForTurn } from '#execution/generations/request/admission.ts'
-import { cachedAgents, requiredRevision, withCurrentAgent } from '#execution/generations/request/cached-agents.ts'
-import { createTurn, createTurnInOneStatement, type TurnInput } from '#execution/generations/request/create.ts'
+import { admitTurn } from '#execution/generations/request/admission.ts'
+import { cachedAgents, createRequestedTurn, withCurrentAgent } from '#execution/generations/request/cached-agents.ts'
+import { createTurn } from '#execution/generations/request/create.ts'
 import { findRunnableAgent, type RunnableAgent } from '#execution/generations/request/create-store.ts'
 import { requireContext } from '#execution/generations/tools/toolbox.ts'
 import { turnSettingsOf } from './agent-request.ts'
@@ -112,29 +112,19 @@ async function startTurn(context: AgentContext, agent: RunnableAgent, generation
   const messages = await admitMedia(context, project_id, agent, request.messages)
   const { ignored, ...settings } = turnSettingsOf(agent, request, body.isEndUser)
   Object.assign(body.report, { ignored })
-  const input: TurnInput = {
+  const turn = {
     generation_id,
     project_id,
-    agent_id: agent.id,
-    agent_version: agent.version,
-    agent_revision: requiredRevision(agent),
     messages,
     ...settings,
     authority: principalRecord(caller),
     streamed: body.stream !== null || body.background,
-    patience: body.background ? undefined : 'none',
+    patience: body.background ? undefined : ('none' as const),
     awaited: body.stream === null && !body.background,
-    shape: 'agent',
     unstored: !body.store,
   }
   const addWrites = (outbox: Outbox) => recordTurn(context, outbox, { generation_id, after_step: 0, after_frame: 0 })
-  if (!context.grant) return createTurnInOneStatement(services, input, agent, addWrites)
-  return services.write(async tx => {
-    await consumeShareForTurn(tx, services, project_id, agent)
-    const made = await createTurn(tx, services, input)
-    addWrites(tx)
-    return made
-  })
+  return createRequestedTurn(context, agent, turn, addWrites)
 }
 
 async function runInSession(context: Context<Record<string, never>, AgentTurnCall>): Promise<OperationResult> {

@@ -4,8 +4,10 @@ import type { Context } from '#core/api/operation.ts'
 import { AppError } from '#core/base/errors.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
+import type { Outbox } from '#core/writes/writer.ts'
 import type { AgentRow } from '#execution/agents/model.ts'
-import { AgentChanged } from './create.ts'
+import { consumeShareForTurn } from './admission.ts'
+import { AgentChanged, createTurn, createTurnInOneStatement, type TurnInput } from './create.ts'
 import { findRunnableAgent, type RunnableAgent } from './create-store.ts'
 
 const MAX_AGE_MS = 60_000
@@ -72,7 +74,7 @@ export const cachedAgents = (services: Services) => {
 /**
  * Starts a turn of the agent of an operation. If the agent is from the cache and has changed, the call is authorized and the
  * turn started again with the current agent: a change whose response was sent before applies to checks and turn.
- * @param start has no effect if it fails; passes `requiredRevision` to the creation of the turn
+ * @param start has no effect if it fails; creates the turn by `createRequestedTurn`
  */
 export async function withCurrentAgent<T>(
   context: Pick<Context<unknown, unknown, AgentRow>, 'services' | 'audit' | 'recheck' | 'resource'>,
@@ -97,5 +99,30 @@ export async function withCurrentAgent<T>(
   }
 }
 
-/** Returns the revision that the creation of a turn requires; null for an agent that is not from the cache. */
-export const requiredRevision = ({ cached, revision }: RunnableAgent): string | null => (cached ? revision : null)
+/**
+ * Creates the turn of a request outside of conversations in one statement, or in a transaction with the call that it takes
+ * of a share. `addWrites` adds what the request writes with it.
+ * @throws AgentChanged if the agent is from the cache and has changed
+ */
+export async function createRequestedTurn(
+  { services, grant }: Pick<Context, 'services' | 'grant'>,
+  agent: RunnableAgent,
+  turn: Omit<TurnInput, 'agent_id' | 'agent_version' | 'agent_revision' | 'shape'>,
+  addWrites: (outbox: Outbox) => void,
+) {
+  const { id: agent_id, version: agent_version, cached, revision } = agent
+  const input: TurnInput = {
+    ...turn,
+    agent_id,
+    agent_version,
+    agent_revision: cached ? revision : null,
+    shape: 'agent',
+  }
+  if (!grant) return createTurnInOneStatement(services, input, agent, addWrites)
+  return services.write(async tx => {
+    await consumeShareForTurn(tx, services, input.project_id, agent)
+    const made = await createTurn(tx, services, input)
+    addWrites(tx)
+    return made
+  })
+}

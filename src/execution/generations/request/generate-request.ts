@@ -20,17 +20,8 @@ import type { TurnData } from '../model.ts'
 import { agentTurnEvents, turnWaiting } from '../streams/events.ts'
 import { requireContext } from '../tools/toolbox.ts'
 import { findTrace } from '../traces/store.ts'
-import { consumeShareForTurn } from './admission.ts'
-import { cachedAgents, requiredRevision, withCurrentAgent } from './cached-agents.ts'
-import {
-  AgentChanged,
-  createTurn,
-  createTurnInOneStatement,
-  nestedTurnFields,
-  precheckTurn,
-  spendRefusals,
-  type TurnInput,
-} from './create.ts'
+import { cachedAgents, createRequestedTurn, withCurrentAgent } from './cached-agents.ts'
+import { AgentChanged, nestedTurnFields, precheckTurn, spendRefusals } from './create.ts'
 import { findRunnableAgent, type RunnableAgent } from './create-store.ts'
 import { resolveDocuments, type SentMessage, type UnresolvedMessage } from './message-documents.ts'
 import { admitFiles } from './message-files.ts'
@@ -288,12 +279,9 @@ async function startTurn(context: GenerateContext, agent: RunnableAgent, mode: R
   const nested = nestedTurnFields(context.origin)
   // An explicit trace takes precedence over the trace of the initiator.
   if (body.trace_id) Object.assign(nested, { parent_trace_id: null, root_trace_id: null })
-  const input: TurnInput = {
+  const turn = {
     generation_id,
     project_id,
-    agent_id: agent.id,
-    agent_version: agent.version,
-    agent_revision: requiredRevision(agent),
     messages,
     metadata: body.metadata ?? null,
     action_id: body.action_id ?? null,
@@ -309,16 +297,9 @@ async function startTurn(context: GenerateContext, agent: RunnableAgent, mode: R
     authority: principalRecord(caller),
     streamed: mode === 'stream',
     ...waitOf(mode),
-    shape: 'agent',
   }
   const addWrites = (outbox: Outbox) => context.record(outbox, createdStatus(mode), { made: { generation_id } })
-  if (!context.grant) return createTurnInOneStatement(services, input, agent, addWrites)
-  return services.write(async tx => {
-    await consumeShareForTurn(tx, services, project_id, agent)
-    const made = await createTurn(tx, services, input)
-    addWrites(tx)
-    return made
-  })
+  return createRequestedTurn(context, agent, turn, addWrites)
 }
 
 export const generateOperation = itemOperation(agentKind, {
