@@ -8,7 +8,7 @@ import { databaseErrorKind } from '../db/database-errors.ts'
 import { retryWhileUnavailable } from '../db/retry.ts'
 import { withTenant } from '../db/tenant-context.ts'
 import { withTriggerChain } from '../db/trigger-chain.ts'
-import { type SlotHolder, withSlotHolder } from '../net/hanging-calls.ts'
+import { withSlotHolder } from '../net/hanging-calls.ts'
 import {
   queueMessage as buildMessage,
   messageTriggerChain,
@@ -27,6 +27,7 @@ import {
   requeueUnheld,
 } from './message-claims.ts'
 import { type ActiveMessage, MessageOutcomes } from './message-outcomes.ts'
+import { ProjectSlots } from './project-slots.ts'
 
 /** An attempt at a claimed message in this process. */
 type Attempt = ActiveMessage & {
@@ -72,11 +73,8 @@ export class QueueConsumer {
   readonly #outcomes: MessageOutcomes
   readonly #log: Logger
   readonly #stopping: AbortSignal
-  readonly #slots: number
+  readonly #slots: ProjectSlots
   readonly #batch: number
-  /** Slots that one project may hold while other projects wait, and while none do. */
-  readonly #share: number
-  readonly #borrow: number
   readonly #notificationsHealthy: () => boolean
   readonly #tryAcquireSlotOf: JobContext['tryAcquireSlot']
 
@@ -86,13 +84,8 @@ export class QueueConsumer {
   readonly #claimed = new Set<string>()
   /** Messages left to the end of their lease, with the time. */
   readonly #left = new Map<string, number>()
-  /** Slots in use by project; messages without a project are not limited. */
-  readonly #slotsByProject = new Map<string, number>()
-  #usedSlots = 0
   /** Messages of each slot with a running handler. */
   readonly #handled = new Set<readonly Attempt[]>()
-  /** Slots acquired by `tryAcquireSlot`. */
-  #acquiredSlots = 0
   #unsettled = 0
   /** Whether the process runs a suspect (quarantine.ts): nothing is claimed. */
   #paused = false
@@ -135,13 +128,15 @@ export class QueueConsumer {
     this.#outcomes = new MessageOutcomes(this.#services, handler, this.#queue)
     this.#log = services.log
     this.#stopping = options.stopping
-    this.#slots = options.slots.slots
-    this.#share = options.slots.share
     this.#batch = handler.batch ?? 1
-    const messages = this.#slots * this.#batch
+    this.#slots = new ProjectSlots(options.slots, {
+      batch: this.#batch,
+      onReleased: () => {
+        if (this.#waitsForSlot) this.claimNow()
+      },
+    })
     this.#notificationsHealthy = options.notificationsHealthy
     this.#tryAcquireSlotOf = options.tryAcquireSlotOf
-    this.#borrow = this.#share < messages ? Math.max(this.#share, messages - 1) : messages
   }
 
   get queue(): Queue<any> {
@@ -161,8 +156,8 @@ export class QueueConsumer {
   get slots(): Slots {
     const isWorking = (attempts: readonly Attempt[]) =>
       attempts[0].waits === 0 && attempts.some(({ state, lease }) => state !== 'over' && lease !== 'lost')
-    const working = [...this.#handled].filter(isWorking).length + this.#acquiredSlots
-    return { queue: this.#queue.name, total: this.#slots, held: this.#usedSlots, working }
+    const working = [...this.#handled].filter(isWorking).length + this.#slots.acquired
+    return { queue: this.#queue.name, total: this.#slots.total, held: this.#slots.used, working }
   }
 
   start(): void {
@@ -179,24 +174,7 @@ export class QueueConsumer {
    * free slot.
    */
   tryAcquireSlot(project: string): AcquiredSlot | null {
-    const isFull = (this.#slotsByProject.get(project) ?? 0) >= this.#share && this.#usedSlots >= this.#borrow
-    if (this.#usedSlots >= this.#slots || isFull || this.#paused) return null
-    this.#usedSlots += 1
-    this.#acquiredSlots += 1
-    this.#countProject({ project }, 1)
-    let waits = 0
-    const changeUse = (change: 1 | -1) => {
-      this.#usedSlots += change
-      this.#acquiredSlots += change
-      this.#countProject({ project }, change)
-      if (change === -1 && this.#waitsForSlot) this.claimNow()
-    }
-    const holder = this.#holderOf(project, change => {
-      const before = waits
-      waits += change
-      if (before === 0 || waits === 0) changeUse(change === 1 ? -1 : 1)
-    })
-    return { holder, release: () => changeUse(-1) }
+    return this.#paused ? null : this.#slots.tryAcquire(project)
   }
 
   /** Stops or resumes claiming. */
@@ -211,13 +189,13 @@ export class QueueConsumer {
     const attempts = [...this.#attempts.values()]
     // An attempt that waits for other messages does not end before they do, which nothing may claim meanwhile.
     return (
-      !this.#claiming && this.#acquiredSlots === 0 && attempts.every(({ id, waits }) => waits > 0 || except.has(id))
+      !this.#claiming && this.#slots.acquired === 0 && attempts.every(({ id, waits }) => waits > 0 || except.has(id))
     )
   }
 
   /** Whether no message is in progress or being claimed. */
   isEmpty(): boolean {
-    return !this.#claiming && this.#acquiredSlots === 0 && this.#attempts.size === 0
+    return !this.#claiming && this.#slots.acquired === 0 && this.#attempts.size === 0
   }
 
   /**
@@ -310,8 +288,8 @@ export class QueueConsumer {
   async #run(): Promise<void> {
     let failures = 0
     while (!this.#stopping.aborted) {
-      const free = this.#slots - this.#usedSlots
-      const isCongested = this.#unsettled > this.#slots * this.#batch * UNSETTLED_PER_SLOT + MIN_UNSETTLED
+      const { free } = this.#slots
+      const isCongested = this.#unsettled > this.#slots.total * this.#batch * UNSETTLED_PER_SLOT + MIN_UNSETTLED
       if (free <= 0 || isCongested || this.#paused) {
         this.#waitsForSlot = free <= 0
         this.#waitsForCompletions = isCongested
@@ -321,7 +299,7 @@ export class QueueConsumer {
       this.#waitsForCompletions = false
       // A claim omits projects that are at their share when it begins, so a slot released meanwhile requires another
       // claim.
-      this.#waitsForSlot = this.#slotsByProject.size > 0
+      this.#waitsForSlot = this.#slots.byProject.size > 0
       this.#woken = false
       this.#claiming = true
       try {
@@ -349,9 +327,9 @@ export class QueueConsumer {
     const request = {
       limit: this.#batch > 1 ? this.#batch : free,
       last: this.#lastProject,
-      held: this.#slotsByProject,
-      share: this.#share,
-      borrow: Math.max(0, this.#borrow - this.#usedSlots),
+      held: this.#slots.byProject,
+      share: this.#slots.share,
+      borrow: Math.max(0, this.#slots.borrow - this.#slots.used),
       preload: this.#handler.preload,
     }
     const claimedAt = performance.now()
@@ -375,7 +353,7 @@ export class QueueConsumer {
     }
     // The released slot of a project at its share may be filled by the same project.
     this.#waitsForSlot =
-      this.#usedSlots < this.#slots && [...this.#slotsByProject.values()].some(held => held >= this.#share)
+      this.#slots.free > 0 && [...this.#slots.byProject.values()].some(held => held >= this.#slots.share)
     if (claims.more && claims.jobs.length === 0) this.#dueAt(performance.now() + CONTENDED_MS)
     return keyReleased || (claims.more && claims.jobs.length > 0)
   }
@@ -388,7 +366,7 @@ export class QueueConsumer {
       return []
     }
     // Slots may have been acquired during the claim.
-    const excess = this.#batch === 1 ? jobs.splice(Math.max(0, this.#slots - this.#usedSlots)) : []
+    const excess = this.#batch === 1 ? jobs.splice(Math.max(0, this.#slots.free)) : []
     if (excess.length > 0) await this.#requeueClaims(excess)
     return this.#promoteDelayed(jobs)
   }
@@ -439,19 +417,19 @@ export class QueueConsumer {
         abort: new AbortController(),
       }),
     )
-    this.#usedSlots += 1
+    this.#slots.used += 1
     this.#handled.add(attempts)
     for (const attempt of attempts) {
       this.#attempts.set(attempt.id, attempt)
-      this.#countProject(attempt, 1)
+      this.#slots.countProject(attempt.project, 1)
     }
     const handling = this.#handler.batch ? this.#handleBatch(attempts) : this.#handleOne(attempts[0])
     return handling
       .catch(error => this.#log.error({ err: error, queue: this.#queue.name }, 'attempt recording failed'))
       .finally(() => {
-        this.#usedSlots -= 1
+        this.#slots.used -= 1
         this.#handled.delete(attempts)
-        for (const attempt of attempts) this.#countProject(attempt, -1)
+        for (const attempt of attempts) this.#slots.countProject(attempt.project, -1)
         if (this.#waitsForSlot) this.claimNow()
       })
   }
@@ -472,21 +450,9 @@ export class QueueConsumer {
     const { project } = attempt
     if (project === null || project === NO_PROJECT) return work()
     return withSlotHolder(
-      this.#holderOf(project, change => this.#changeWaits(attempt, change)),
+      this.#slots.holderOf(project, change => this.#changeWaits(attempt, change)),
       work,
     )
-  }
-
-  /** @param changeWaits adds to the number of reasons for which the slot is released */
-  #holderOf(project: string, changeWaits: (change: 1 | -1) => void): SlotHolder {
-    return {
-      project,
-      most: Math.max(1, Math.floor(this.#slots / 2)),
-      release: () => {
-        changeWaits(1)
-        return () => changeWaits(-1)
-      },
-    }
   }
 
   /** Releases the slot of an attempt while the number of its waits is above 0. */
@@ -494,16 +460,9 @@ export class QueueConsumer {
     const before = attempt.waits
     attempt.waits += change
     if (before !== 0 && attempt.waits !== 0) return
-    this.#usedSlots -= change
-    this.#countProject(attempt, change === 1 ? -1 : 1)
+    this.#slots.used -= change
+    this.#slots.countProject(attempt.project, change === 1 ? -1 : 1)
     if (change === 1 && this.#waitsForSlot) this.claimNow()
-  }
-
-  #countProject({ project }: Pick<MessageClaim, 'project'>, change: 1 | -1): void {
-    if (this.#batch > 1 || project === null || project === NO_PROJECT) return
-    const held = (this.#slotsByProject.get(project) ?? 0) + change
-    if (held > 0) this.#slotsByProject.set(project, held)
-    else this.#slotsByProject.delete(project)
   }
 
   async #handleOne(attempt: Attempt): Promise<void> {
