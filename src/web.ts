@@ -12,6 +12,7 @@ import { declaredNames, loadModules } from './core/modules/module.ts'
 import { migrate } from './core/queues/migrate.ts'
 import { openServices } from './core/services/lifecycle.ts'
 import { stallWatchdog } from './core/services/stall-watchdog.ts'
+import { openLocalWork } from './core/work/local-work.ts'
 import { startWebHeartbeat } from './core/work/web-heartbeat.ts'
 import { modules } from './modules.ts'
 
@@ -31,7 +32,8 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
   stallWatchdog(services)
   for (const { start } of modules) await start?.(services, 'web')
   log.debug(declaredNames(), 'modules loaded')
-  const endHeartbeat = await startWebHeartbeat(services)
+  const heartbeat = await startWebHeartbeat(services)
+  const local = config.WEB_EXECUTES ? openLocalWork(services, heartbeat.isRecent) : null
   const app = createApp(services)
   const gate = createDrainGate(app.http, config.DOCS_BASE_URL)
   const server = openServer(gate.listener, {
@@ -55,9 +57,9 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
     stop: () => {
       stopping ??= (async () => {
         app.drain()
-        await gate.drain(config.SHUTDOWN_GRACE_MS)
+        await Promise.all([gate.drain(config.SHUTDOWN_GRACE_MS), local?.stop(config.SHUTDOWN_GRACE_MS)])
         await closeServer(server, 100)
-        await endHeartbeat()
+        await heartbeat.end()
         await services.close()
         log.info('web stopped')
       })()

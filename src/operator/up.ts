@@ -95,6 +95,7 @@ async function startParts(
   if (options.port !== undefined) env.PORT = options.port
   // The health of this process is served by web; a fixed port of the worker could only conflict.
   env.WORKER_HEALTH_PORT ||= '0'
+  env.WEB_EXECUTES ||= 'true'
   const { PORT, HOST, CONSOLE_ENABLED, production } = loadSettings(env)
   if (CONSOLE_ENABLED && isConsoleOutdated(CHECKOUT))
     printProgress('the console was built from other sources than this checkout has: run npm run build')

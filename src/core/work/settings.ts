@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { integer, list, setting, settings, type Values } from '../base/setting.ts'
+import { flag, integer, list, setting, settings, type Values } from '../base/setting.ts'
 
 export const WORKER_KINDS = [
   'delivery',
@@ -24,6 +24,11 @@ export const workerSettings = settings('workers', {
     fraction,
     '0.5',
     "Maximum share of a worker's slots per project while other projects wait.",
+  ),
+  WEB_EXECUTES: setting(
+    flag,
+    'false',
+    'Whether web processes execute the turns outside of sessions that their callers wait for, up to WORKER_CONCURRENCY at a time, instead of leaving them to workers. Less latency and processor time where web and workers share a machine; with `npm start` the default is true.',
   ),
   WORKER_HEALTH_PORT: setting(integer(0, 65535), '5048', 'Port of the health endpoints of a worker.'),
   WORKER_HEARTBEAT_INTERVAL_MS: setting(integer(100), '5000', 'Interval of worker heartbeats.'),

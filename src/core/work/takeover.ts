@@ -29,13 +29,15 @@ const OtherWorker = z.object({
   pid_started: z.string().nullable(),
   neighbour: z.boolean(),
   silent: z.boolean(),
+  claims: z.boolean(),
   clock_ahead_ms: z.number(),
 })
 const OtherWorkers = z.array(OtherWorker)
 
 /**
  * Writes a heartbeat and returns the heartbeats of the other workers, or one row without a holder, with the milliseconds
- * by which the clock of this process is ahead of the database. Without a holder ($4), it returns no others.
+ * by which the clock of this process is ahead of the database. Without a holder ($4), it returns no others. Web processes,
+ * which have no kinds, claim no messages.
  */
 const BEAT = `
   with mine as (
@@ -46,7 +48,8 @@ const BEAT = `
       version = excluded.version, queues = excluded.queues, clock_ahead_ms = excluded.clock_ahead_ms
     returning clock_ahead_ms)
   select o.holder, o.pid, o.pid_started, coalesce(o.host = $5, false) as neighbour,
-    coalesce(o.beat_at < now() - $8 * interval '1 ms', false) as silent, mine.clock_ahead_ms
+    coalesce(o.beat_at < now() - $8 * interval '1 ms', false) as silent,
+    coalesce(o.kinds <> '{}', false) as claims, mine.clock_ahead_ms
   from mine left join worker_heartbeats o on o.holder <> $4`
 
 const holderRow = sql.type(z.object({ holder: z.string() }))
@@ -54,8 +57,13 @@ const queueRow = sql.type(z.object({ name: z.string() }))
 
 export type Worker = {
   instance: string
-  /** Concerns; none for a web process, which holds no leases and ends none: its heartbeats compare its clock. */
+  /** Concerns; none for a web process, which claims no messages. */
   kinds: readonly string[]
+  /**
+   * Whether a web process carries out work (local-work.ts). Otherwise it holds no leases and ends none: its heartbeats
+   * compare its clock.
+   */
+  executes?: boolean
   identity: ProcessIdentity | null
   /** Slots by queue. */
   queues?: Record<string, QueueSlots>
@@ -113,7 +121,7 @@ export class Heartbeat {
 
   async #write(): Promise<void> {
     const { config, log } = this.#services
-    const { instance, kinds, identity, queues = {} } = this.#worker
+    const { instance, kinds, executes = kinds.length > 0, identity, queues = {} } = this.#worker
     const silentMs = Math.max(2 * config.WORKER_HEARTBEAT_INTERVAL_MS, MIN_SILENCE_MS)
     const sentAt = performance.now()
     if (this.ageMs > silentMs) this.#steadySince = sentAt
@@ -123,7 +131,7 @@ export class Heartbeat {
       instance,
       kinds,
       new Date().toISOString(),
-      kinds.length > 0 ? HOLDER : null,
+      executes ? HOLDER : null,
       host,
       pid,
       started,
@@ -133,7 +141,7 @@ export class Heartbeat {
     ])
     const others = OtherWorkers.parse(rows)
     this.#beatAt = sentAt
-    this.#workers = 1 + others.filter(({ holder, silent }) => holder !== null && !silent).length
+    this.#workers = 1 + others.filter(({ holder, silent, claims }) => holder !== null && claims && !silent).length
     this.#compareClocks(others[0]?.clock_ahead_ms ?? 0)
     const isGone = ({ neighbour, pid, pid_started, silent }: z.output<typeof OtherWorker>) =>
       (neighbour && pid !== null && pid_started !== null && hasProcessEnded({ pid, started: pid_started })) ||

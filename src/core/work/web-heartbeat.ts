@@ -6,16 +6,17 @@ import { Heartbeat } from './takeover.ts'
 
 const END_MS = 1000
 
-/**
- * Starts the heartbeats of a web process, which correct its clock by the database before it serves requests. Returns a
- * function that ends them.
- */
-export async function startWebHeartbeat(services: Services): Promise<() => Promise<void>> {
+/** Heartbeats of a web process: whether other processes have received one recently, and the function that ends them. */
+export type WebHeartbeat = { isRecent(): boolean; end(): Promise<void> }
+
+/** Starts the heartbeats of a web process, which correct its clock by the database before it serves requests. */
+export async function startWebHeartbeat(services: Services): Promise<WebHeartbeat> {
   const { config, log } = services
   const heartbeat = new Heartbeat(services, {
     // A worker may run in the same process.
     instance: `${config.INSTANCE_ID}:web:${HOLDER}`,
     kinds: [],
+    executes: config.WEB_EXECUTES,
     identity: ownIdentity(),
   })
   const beat = () => heartbeat.beat().catch(error => log.debug({ err: error }, 'heartbeat failed'))
@@ -25,12 +26,14 @@ export async function startWebHeartbeat(services: Services): Promise<() => Promi
     // One after the other: a heartbeat waits while the database is silent.
     while (await pause(config.WORKER_HEARTBEAT_INTERVAL_MS, stopping.signal)) await beat()
   })()
-  return async () => {
+  const isRecent = () => heartbeat.ageMs < config.WORKER_HEARTBEAT_INTERVAL_MS * 2
+  const end = async () => {
     stopping.abort()
     const deleted = ended.then(() => heartbeat.end())
     // A stop does not wait for a database that is silent: heartbeats without an end are pruned.
     await settledWithin(END_MS, deleted).catch(error => log.debug({ err: error }, 'heartbeat not deleted'))
   }
+  return { isRecent, end }
 }
 
 /** Waits. Returns false if the signal ends the wait. */

@@ -1,15 +1,17 @@
 import { z } from 'zod'
 import { storageBackends } from '#content/storage/backends.ts'
 import type { Services } from '#core/base/services.ts'
-import { workQueue } from '#core/queues/queue.ts'
+import { type Fragment, sql } from '#core/db/sql.ts'
+import { queueMessage, workQueue } from '#core/queues/queue.ts'
 import { type BackgroundTask, handler, RequeueError, schedule } from '#core/work/handler.ts'
 import { deleteInBatches } from '#core/work/sweeps.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { executeTurn } from './loop/execute-turn.ts'
 import { loadWithMessage, readLoadedTurn } from './loop/turn-store.ts'
 import { generationKind } from './model.ts'
 import { abortTurn } from './request/cancel-turn.ts'
 import { turnQueue } from './request/create.ts'
-import { listOverdueActions, listTurnsWithoutWakeUp } from './store.ts'
+import { endHolds, listOverdueActions, listTurnsWithoutWakeUp } from './store.ts'
 import { deleteOldFrames } from './streams/frame-store.ts'
 import { flushTraces, TRACES_PER_FLUSH, traceFlushQueue } from './traces/flush.ts'
 import { listUnflushedTraces, lockSettlingTurns } from './traces/store.ts'
@@ -71,6 +73,17 @@ export const preloadSdk: BackgroundTask = {
   },
 }
 
+const wakeUpOf = ({ id: generation_id, project_id }: { id: string; project_id: string }) =>
+  queueMessage(turnQueue, { generation_id, project_id })
+
+/** Sends the messages of turns that lost web processes executed. */
+export async function wakeHeldTurns(tx: Tx, isGone: (holder: Fragment) => Fragment): Promise<void> {
+  for (const turn of await endHolds(tx, { isGone })) {
+    const { queue, data } = wakeUpOf(turn)
+    tx.send(queue, data)
+  }
+}
+
 /** Fails turns whose client did not submit tool outputs within GENERATION_ACTION_TTL_SECONDS. Returns their number. */
 async function failOverdueActions(services: Services, limit: number): Promise<number> {
   const found = await listOverdueActions(
@@ -97,12 +110,14 @@ async function failOverdueActions(services: Services, limit: number): Promise<nu
  */
 async function sweepTurns(services: Services, stopping: AbortSignal): Promise<void> {
   const { pool, queues, config } = services
+  const lost = await endHolds(pool, {
+    isGone: holder => sql.fragment`not exists (select from worker_heartbeats b where b.holder = ${holder})`,
+  })
   const idle = await listTurnsWithoutWakeUp(
     pool,
     Math.min(config.GENERATION_SWEEP_SECONDS, config.GENERATION_LEASE_SECONDS),
   )
-  if (idle.length > 0)
-    await queues.send(idle.map(({ id, project_id }) => ({ queue: turnQueue, data: { generation_id: id, project_id } })))
+  if (lost.length + idle.length > 0) await queues.send([...lost, ...idle].map(wakeUpOf))
   if (config.GENERATION_ACTION_TTL_SECONDS > 0)
     await deleteInBatches(limit => failOverdueActions(services, limit), stopping)
   await deleteInBatches(limit => deleteOldFrames(pool, limit), stopping)

@@ -6,13 +6,14 @@ import { turnVersions } from '#control/usage/report-store.ts'
 import { sql } from '#core/db/sql.ts'
 import { module } from '#core/modules/module.ts'
 import { deleteInBatches } from '#core/work/sweeps.ts'
+import { leaseHolding } from '#core/work/takeover.ts'
 import { waitingRows } from '#core/work/waiting-rows.ts'
 import { convertByAgent } from './converter/convert.ts'
 import { endUserTurns } from './erase/end-user-traces.ts'
 import { contentSweepHandler, contentSweepSchedule } from './erase/expire-content.ts'
 import { EXPIRE_TRACES, traceSweepHandler, traceSweepSchedule } from './erase/expire-traces.ts'
 import { generationErrors } from './errors.ts'
-import { generationHandlers, generationSchedules, preloadSdk } from './handler.ts'
+import { generationHandlers, generationSchedules, preloadSdk, wakeHeldTurns } from './handler.ts'
 import { turnsTotal } from './loop/turn-attempt.ts'
 import { generationKind, sealedTurnData } from './model.ts'
 import { generationOperations, traceOperations } from './operations.ts'
@@ -58,6 +59,7 @@ export default module('generations', {
     }),
     turnRates.with(countRecentTurns),
     endUserContent.with(endUserTurns),
+    leaseHolding.with(wakeHeldTurns),
     waitingRows.with({ concern: 'generation', since: oldestPending }),
   ],
 })

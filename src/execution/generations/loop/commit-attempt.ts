@@ -2,8 +2,8 @@ import type { Outbox, StatementWrite, Tx } from '#core/writes/writer.ts'
 import type { GenerationRow } from '../model.ts'
 import { listAbortedOrLost } from '../store.ts'
 import { addFrame, type Frame } from '../streams/frame-store.ts'
-import { TurnAborted, TurnClaimLost } from '../streams/live-turns.ts'
-import { notifyEnd, sealEnd } from '../streams/turn-end.ts'
+import { liveTurns, TurnAborted, TurnClaimLost } from '../streams/live-turns.ts'
+import { endHere, notifyEnd, sealEnd } from '../streams/turn-end.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
 import { executeFenced } from './turn-store.ts'
 
@@ -38,7 +38,11 @@ export async function commitAttempt(
   const lastFrame = (outbox: Outbox, result: object | null): Frame => {
     const { event, data } = last(result)
     const frame = turn.frames.next(event, data)
-    notifyEnd(outbox, after.id, turn.data?.awaited ? sealEnd(services, after, { seq: frame.seq, data }) : null)
+    const end = { seq: frame.seq, data }
+    if (context.isHeld) {
+      notifyEnd(outbox, after.id)
+      outbox.afterCommit(() => liveTurns(services).end(after.id, endHere(after, end)))
+    } else notifyEnd(outbox, after.id, turn.data?.awaited ? sealEnd(services, after, end) : null)
     return frame
   }
   const inTransaction = (writeSource: NonNullable<AttemptCommit['inSource']>) =>

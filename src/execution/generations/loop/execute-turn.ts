@@ -11,7 +11,7 @@ import { callRoute, routingRecorder } from '#execution/model-routes/call.ts'
 import { callModel, ModelCallError } from '#execution/providers/call.ts'
 import type { ModelAnswer, ModelMessage, ModelRequest, PromptMessage } from '#execution/providers/model-messages.ts'
 import { CUT, settledStep } from '../journal/step.ts'
-import type { OpenStep, TurnData } from '../model.ts'
+import type { GenerationRow, OpenStep, TurnData } from '../model.ts'
 import { attachFiles, readFiles } from '../request/message-files.ts'
 import { calledModels } from '../request/message-media.ts'
 import { promptMessages } from '../request/turn-result.ts'
@@ -65,6 +65,8 @@ export async function executeTurn(
   const { status } = loaded.generation
   if (status !== 'pending' && status !== 'in_progress') return 'settled'
   if (status === 'pending' && loaded.paused) return 'deferred'
+  // A web process executes the turn.
+  if (loaded.holder !== null && isRunning(loaded.generation) && !context.isHeld) return 'settled'
   if (mustWaitForModel(loaded.generation)) return 'waiting'
   const source = context.source ?? ownedTurn(loaded.generation)
   const turn = new TurnAttempt(services, loaded, { ...context, source })
@@ -73,6 +75,8 @@ export async function executeTurn(
   const isStale = preloaded !== null && exit === 'claim_lost' && !turn.isClaimed && !context.signal.aborted
   return isStale ? executeTurn(services, generationId, context) : exit
 }
+
+const isRunning = ({ status, handed_back }: GenerationRow): boolean => status === 'in_progress' && !handed_back
 
 async function runAttempt(turn: TurnAttempt): Promise<TurnExit> {
   const { services, context } = turn

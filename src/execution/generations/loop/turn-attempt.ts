@@ -162,9 +162,16 @@ export class TurnAttempt {
     this.#data = data
   }
 
-  /** Claims the turn. On a resume a frame voids the text of the interrupted step. @throws TurnClaimLost */
+  /**
+   * Claims the turn, unless this process holds it. On a resume a frame voids the text of the interrupted step.
+   * @throws TurnClaimLost
+   */
   async claim(): Promise<void> {
     const { generation: before, services, context } = this
+    if (context.isHeld) {
+      this.#isClaimed = true
+      return
+    }
     const now = systemClock.now().toISOString()
     const first = before.status === 'pending'
     const after = this.#buildClaimedRow(now)
@@ -178,6 +185,7 @@ export class TurnAttempt {
       agentVersion: after.agent_version as number,
       now,
       sealedData: first && context.source?.prepare && this.data ? sealTurnData(services, before, this.data) : null,
+      wasHeld: this.loaded.holder !== null,
       frames,
     }
     // If the response to the claim is lost, the turn is requeued under it.

@@ -24,6 +24,7 @@ const LoadedTurn = z.object({
   loaded_route: loadedRoute,
   loaded_paused: z.boolean(),
   loaded_work: z.string().nullable(),
+  loaded_holder: z.string().nullable(),
   loaded_steps: z.array(JournalStepRow),
   loaded_journal: z.array(JournalRow),
   /** json, because jsonb would reorder the keys of schemas. */
@@ -49,6 +50,8 @@ export type LoadedTurn = {
   route: LoadedRoute | null
   paused: boolean
   sealedData: string | null
+  /** The web process that executes the turn, or did before it was handed over; null for none. */
+  holder: string | null
   steps: JournalStepRow[]
   journal: JournalRow[]
   /** Tools of the agent's project that its bindings refer to. */
@@ -70,6 +73,7 @@ const turnSelect = (where: Fragment, agent: Fragment = servedAgentOfTurn): Fragm
       case when a.id is not null then ${routeOfRow('a')} end as loaded_route,
       p.paused_at is not null as loaded_paused,
       coalesce(w.sealed, wu.sealed) as loaded_work,
+      w.holder as loaded_holder,
       coalesce((select jsonb_agg(to_jsonb(s) - 'generation_id' order by s.n) from generation_steps s where s.generation_id = t.id), '[]') as loaded_steps,
       case when t.journalled > 0 then (
         select coalesce(json_agg(j order by j.n, j.position), '[]') from (
@@ -158,6 +162,7 @@ function loadedTurn(row: z.output<typeof LoadedTurn>): LoadedTurn {
     loaded_route,
     loaded_paused,
     loaded_work,
+    loaded_holder,
     loaded_steps,
     loaded_journal,
     loaded_tools,
@@ -172,6 +177,7 @@ function loadedTurn(row: z.output<typeof LoadedTurn>): LoadedTurn {
     route: loaded_route,
     paused: loaded_paused,
     sealedData: loaded_work,
+    holder: loaded_holder,
     steps: loaded_steps.map(wireStep),
     journal: loaded_journal,
     tools: loaded_tools,
@@ -193,6 +199,8 @@ export function claimParts(claim: {
   agentVersion: number
   now: string
   sealedData: string | null
+  /** Whether a web process executed the turn before. */
+  wasHeld: boolean
   frames: Frame[]
 }): StatementWrite {
   const { generation } = claim
@@ -211,6 +219,10 @@ export function claimParts(claim: {
   if (claim.sealedData !== null)
     ctes.push(sql.fragment`prepared as (
       update ${turnDataTable(generation.content_mode)} set sealed = ${claim.sealedData} where generation_id = ${generation.id} and ${guard})`)
+  if (claim.wasHeld)
+    ctes.push(
+      sql.fragment`unheld as (update generation_work set holder = null where generation_id = ${generation.id} and ${guard})`,
+    )
   if (claim.frames.length > 0)
     ctes.push(sql.fragment`first_frames as (${frameRows(generation.id, claim.frames, guard)})`)
   return { ctes, guard, columns: sql.fragment`${claim.attempt}::int as attempt` }

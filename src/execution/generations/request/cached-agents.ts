@@ -7,8 +7,9 @@ import type { Services } from '#core/base/services.ts'
 import type { Outbox } from '#core/writes/writer.ts'
 import type { AgentRow } from '#execution/agents/model.ts'
 import { consumeShareForTurn } from './admission.ts'
-import { AgentChanged, createTurn, createTurnInOneStatement, type TurnInput } from './create.ts'
+import { AgentChanged, createStartedTurn, createTurn, createTurnInOneStatement, type TurnInput } from './create.ts'
 import { findRunnableAgent, type RunnableAgent } from './create-store.ts'
+import { acquireLocalSlot, startLocally } from './local-turns.ts'
 
 const MAX_AGE_MS = 60_000
 const MAX_AGENTS = 1000
@@ -72,8 +73,8 @@ export const cachedAgents = (services: Services) => {
 }
 
 /**
- * Starts a turn of the agent of an operation. If the agent is from the cache and has changed, the call is authorized and the
- * turn started again with the current agent: a change whose response was sent before applies to checks and turn.
+ * Starts a turn of the agent of an operation. If the agent has changed since it was read, the call is authorized and the turn
+ * started again with the current agent: a change whose response was sent before applies to checks and turn.
  * @param start has no effect if it fails; creates the turn by `createRequestedTurn`
  */
 export async function withCurrentAgent<T>(
@@ -82,27 +83,27 @@ export async function withCurrentAgent<T>(
 ): Promise<T> {
   const { services, audit } = context
   const agent = context.resource as RunnableAgent
-  if (!agent.cached) return start(agent)
   const checks = audit.additional_checks.length
   try {
     return await start(agent)
   } catch (error) {
     const isChange = error instanceof AgentChanged
-    if (!isChange && !(error instanceof AppError)) throw error
+    if (!isChange && !(agent.cached && error instanceof AppError)) throw error
     const current = await findRunnableAgent(services.pool, agent.id)
     if (!isChange && current?.revision === agent.revision) throw error
     if (current) cachedAgents(services).set(current)
     else cachedAgents(services).delete(agent.id)
     audit.additional_checks.length = checks
     await context.recheck(current)
-    return start(current as RunnableAgent)
+    return start({ ...(current as RunnableAgent), isLatest: true })
   }
 }
 
 /**
  * Creates the turn of a request outside of conversations in one statement, or in a transaction with the call that it takes
- * of a share. `addWrites` adds what the request writes with it.
- * @throws AgentChanged if the agent is from the cache and has changed
+ * of a share. `addWrites` adds what the request writes with it. A turn that its caller waits for is executed by this
+ * process if it may and has a slot.
+ * @throws AgentChanged if the agent has changed and may be read again
  */
 export async function createRequestedTurn(
   { services, grant }: Pick<Context, 'services' | 'grant'>,
@@ -110,7 +111,7 @@ export async function createRequestedTurn(
   turn: Omit<TurnInput, 'agent_id' | 'agent_version' | 'agent_revision' | 'shape'>,
   addWrites: (outbox: Outbox) => void,
 ) {
-  const { id: agent_id, version: agent_version, cached, revision } = agent
+  const { id: agent_id, version: agent_version, cached, isLatest, revision } = agent
   const input: TurnInput = {
     ...turn,
     agent_id,
@@ -118,11 +119,17 @@ export async function createRequestedTurn(
     agent_revision: cached ? revision : null,
     shape: 'agent',
   }
-  if (!grant) return createTurnInOneStatement(services, input, agent, addWrites)
-  return services.write(async tx => {
-    await consumeShareForTurn(tx, services, input.project_id, agent)
-    const made = await createTurn(tx, services, input)
-    addWrites(tx)
-    return made
-  })
+  if (grant)
+    return services.write(async tx => {
+      await consumeShareForTurn(tx, services, input.project_id, agent)
+      const made = await createTurn(tx, services, input)
+      addWrites(tx)
+      return made
+    })
+  const isAwaited = input.awaited || input.streamed
+  const slot = isAwaited && !isLatest ? await acquireLocalSlot(services, input) : null
+  if (!slot) return createTurnInOneStatement(services, { input, binding: agent, addWrites })
+  return startLocally(services, slot, () =>
+    createStartedTurn(services, { input: { ...input, agent_revision: revision }, binding: agent, addWrites }),
+  )
 }

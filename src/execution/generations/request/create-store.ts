@@ -46,6 +46,8 @@ export type NewTurn = Pick<
   sealedData: string
   /** Revision of the agent without which the turn is not inserted; null for any. */
   agent_revision: string | null
+  /** The process that starts the turn at once; null for a turn that waits for a worker. */
+  holder: string | null
 }
 
 /**
@@ -99,14 +101,16 @@ const AGENT_REVISION: Fragment = sql.fragment`(
   where x.id = a.id)`
 
 /**
- * Returns the statement that inserts a pending generation, its trace if it is new, and its sealed turn data, with a
- * share lock on the project against a pause. The ctes `project` and `runnable` contain the rows read; nothing is
+ * Returns the statement that inserts a generation, its trace if it is new, and its sealed turn data, with a share lock on
+ * the project against a pause. With a holder the turn is in progress, in its first attempt; otherwise it is pending. The ctes `project` and `runnable` contain the rows read; nothing is
  * written in a paused project, or for another revision of the agent.
  */
 export function newTurnParts(turn: NewTurn, extra: ExtraCtes = { ctes: [] }): StatementWrite {
   const unless = extra.unless ? sql.fragment`and not (${extra.unless})` : sql.fragment``
   const revision =
     turn.agent_revision === null ? sql.fragment`` : sql.fragment`and ${AGENT_REVISION} = ${turn.agent_revision}`
+  const started = turn.holder !== null
+  const startedAt = started ? turn.created_at : null
   const ctes = [
     sql.fragment`project as (select id, paused_at, pause_reason, trace_content_mode, require_priced_model from projects where id = ${turn.project_id} for share)`,
     // The stricter mode of project and agent; for an agent of another project, the mode of the project.
@@ -125,16 +129,17 @@ export function newTurnParts(turn: NewTurn, extra: ExtraCtes = { ctes: [] }): St
     sql.fragment`new_generation as (
       insert into generations (id, project_id, agent_id, trace_id, conversation_id, session_id, actor_id, initiator_generation_id, chain_id, started_by_principal_type,
         started_by_principal_id, action_id, source, metadata, authority, permission, streamed, shape, content_mode, deadline_at, assigned_version, created_at, updated_at,
-        publisher_project_id, trigger_id, orchestration_run_id, node_id, node_attempt)
+        publisher_project_id, trigger_id, orchestration_run_id, node_id, node_attempt, status, attempt, agent_version, started_at, last_activity_at)
       select ${turn.id}, ${turn.project_id}, ${turn.agent_id}, ${turn.trace_id}, ${turn.conversation_id}, ${turn.session_id}, ${turn.actor_id},
         ${turn.initiator_generation_id}, ${turn.chain_id}, ${turn.started_by_principal_type}, ${turn.started_by_principal_id}, ${turn.action_id}, ${turn.source},
         case when mode = 'full' then ${jsonb(turn.metadata)} end, ${jsonb(turn.authority)}, ${jsonb(turn.permission)}, ${turn.streamed}, ${turn.shape}, mode,
         ${turn.deadline_at}::timestamptz, case when ${turn.assigned} then version end,
-        ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz, publisher_project_id, ${turn.trigger_id}, ${turn.orchestration_run_id}, ${turn.node_id}, ${turn.node_attempt}::int
+        ${turn.created_at}::timestamptz, ${turn.created_at}::timestamptz, publisher_project_id, ${turn.trigger_id}, ${turn.orchestration_run_id}, ${turn.node_id}, ${turn.node_attempt}::int,
+        ${started ? 'in_progress' : 'pending'}, ${started ? 1 : 0}::int, case when ${started} then version end, ${startedAt}::timestamptz, ${startedAt}::timestamptz
       from runnable)`,
     sql.fragment`open as (
-      insert into generation_work (generation_id, sealed)
-      select ${turn.id}, case when mode = 'full' then ${turn.sealedData} end from runnable)`,
+      insert into generation_work (generation_id, sealed, holder)
+      select ${turn.id}, case when mode = 'full' then ${turn.sealedData} end, ${turn.holder} from runnable)`,
     sql.fragment`hidden as (insert into generation_work_unlogged (generation_id, sealed) select ${turn.id}, ${turn.sealedData} from runnable where mode = 'none')`,
     ...extra.ctes,
   ]
@@ -162,10 +167,17 @@ export async function insertTurn(
 }
 
 /** An agent with its provider or route, and the revision of all of it. */
-const RunnableAgent = agentKind.row.extend({ ...AgentBinding.shape, revision: z.string() })
+const RunnableAgent = agentKind.row.extend({
+  ...AgentBinding.shape,
+  /** Of the agent's project. */
+  project_content_mode: z.enum(['full', 'none']),
+  revision: z.string(),
+})
 export type RunnableAgent = z.output<typeof RunnableAgent> & {
   /** Whether it is from the cache of the process. */
   cached?: true
+  /** Whether it was read because it had changed: a turn starts with it even if it changes again. */
+  isLatest?: true
 }
 const runnableAgentRow = sql.type(RunnableAgent)
 
@@ -177,5 +189,6 @@ export const findRunnableAgent = (
 ): Promise<RunnableAgent | null> =>
   db.maybeOne(runnableAgentRow`
     select a.*, ${AGENT_REVISION} as revision, to_jsonb(pr) as provider, ${routeOfRow('a')} as route,
-      (select p.require_priced_model from projects p where p.id = a.project_id) as require_priced_model from (select ${agentKind.columns} from ${servedAgentOf({ ...subject, agent_id: id })} t) a
-    left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true`)
+      pj.require_priced_model, pj.trace_content_mode as project_content_mode from (select ${agentKind.columns} from ${servedAgentOf({ ...subject, agent_id: id })} t) a
+    left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true
+    join projects pj on pj.id = a.project_id`)

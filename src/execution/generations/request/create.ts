@@ -4,6 +4,7 @@ import { unpricedComponents } from '#control/usage/price-usage.ts'
 import type { Origin } from '#core/api/call.ts'
 import { systemClock } from '#core/base/clock.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
+import { HOLDER } from '#core/base/holder.ts'
 import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import type { Queryable } from '#core/db/sql.ts'
@@ -18,7 +19,11 @@ import { hasVendorTool } from '#execution/providers/options/vendor-tools.ts'
 import { requireUnpaused } from '#identity/projects/pause.ts'
 import { ExternalValueRequired } from '#identity/secrets/resolve.ts'
 import { sealTurnData } from '../loop/turn-data.ts'
+import { withMemory } from '../loop/turn-hooks.ts'
+import type { LoadedTurn } from '../loop/turn-store.ts'
 import { type GenerationRow, generationKind, type TurnData } from '../model.ts'
+import { addFrame } from '../streams/frame-store.ts'
+import { makeFrame, startedOf } from '../streams/frames.ts'
 import { traceKind } from '../traces/kind.ts'
 import {
   type AgentBinding,
@@ -27,6 +32,7 @@ import {
   type NewTurn,
   newTurnParts,
   type ProjectFound,
+  type RunnableAgent,
 } from './create-store.ts'
 
 /** Wake-ups of turns outside conversations; the generation's row has the state. */
@@ -172,6 +178,7 @@ function buildTurn(services: Services, input: TurnInput): NewTurn {
     created_at: systemClock.now().toISOString(),
     sealedData: sealTurnData(services, { id, project_id: input.project_id }, data),
     agent_revision: input.agent_revision ?? null,
+    holder: null,
   }
 }
 
@@ -300,7 +307,7 @@ export const nestedTurnFields = (origin: Origin | null): Partial<TurnInput> =>
       }
     : {}
 
-const spenderOf = ({
+export const spenderOf = ({
   project_id,
   agent_id,
   actor_id = null,
@@ -347,6 +354,9 @@ export async function createTurnWithoutWakeUp(
   return { generation_id: turn.id, trace_id: turn.trace_id, made, publisher_project_id }
 }
 
+/** A turn to create in a single statement. */
+type SingleTurn = { input: TurnInput; binding: AgentBinding; addWrites: (outbox: Outbox) => void }
+
 /**
  * Like createTurn, but in a single statement and round trip, with the writes of `addWrites` (the audit entry of the
  * request). A quota that reserves requires a transaction.
@@ -354,26 +364,121 @@ export async function createTurnWithoutWakeUp(
  */
 export async function createTurnInOneStatement(
   services: Services,
-  input: TurnInput,
-  binding: AgentBinding,
-  addWrites: (outbox: Outbox) => void,
-): Promise<{ generation_id: string; trace_id: string }> {
+  { input, binding, addWrites }: SingleTurn,
+): Promise<NewIds> {
   await requireCallable(services, binding, input)
-  const spender = spenderOf(input)
-  if (await requiresReservation(services, spender))
+  if (await requiresReservation(services, spenderOf(input)))
     return services.write(async tx => {
       const made = await createTurn(tx, services, input)
       addWrites(tx)
       return made
     })
-  await checkSpend(services, spender)
   const turn = buildTurn(services, input)
-  const found = await services.writeOne<ProjectFound>(outbox => {
+  await insertAlone(services, input, turn, outbox => {
     wakeTurn(outbox, services, input, turn.id)
+    addWrites(outbox)
+  })
+  return { generation_id: turn.id, trace_id: turn.trace_id }
+}
+
+/**
+ * Like createTurnInOneStatement, but the turn is in progress, in its first attempt, which this process makes: no message is
+ * sent. The checks of a start are the checks of the request. Requires the agent's revision in `input`, and no quota that
+ * reserves.
+ */
+export async function createStartedTurn(
+  services: Services,
+  { input, binding: agent, addWrites }: SingleTurn & { binding: RunnableAgent },
+): Promise<LoadedTurn> {
+  await requireCallable(services, agent, input)
+  const turn = { ...buildTurn(services, input), holder: HOLDER }
+  const generation = startedRow(turn, agent)
+  await insertAlone(services, input, turn, outbox => {
+    outbox.emit(generationKind, 'started', generation, withMemory([]))
+    if (generation.streamed)
+      addFrame(outbox, turn.id, makeFrame(services, generation, 1, 'started', startedOf(generation)))
+    addWrites(outbox)
+  })
+  return {
+    generation,
+    agent,
+    provider: agent.provider,
+    route: agent.route,
+    paused: false,
+    sealedData: turn.sealedData,
+    holder: HOLDER,
+    steps: [],
+    journal: [],
+    tools: [],
+    lastFrame: generation.streamed ? 1 : 0,
+    rootTrace: turn.root_trace_id,
+  }
+}
+
+/** Checks quotas and inserts a turn with other writes in one statement. */
+async function insertAlone(
+  services: Services,
+  input: TurnInput,
+  turn: NewTurn,
+  addWrites: (outbox: Outbox) => void,
+): Promise<void> {
+  await checkSpend(services, spenderOf(input))
+  const found = await services.writeOne<ProjectFound>(outbox => {
     addWrites(outbox)
     return newTurnParts(turn)
   })
   requireRunnableProject(found, input.project_id)
   requireRevision(found.held, input)
-  return { generation_id: turn.id, trace_id: turn.trace_id }
+}
+
+/** Returns the row of a started turn as its insert writes it. */
+function startedRow(turn: NewTurn, agent: RunnableAgent): GenerationRow {
+  const {
+    newTrace: _newTrace,
+    parent_trace_id: _parent,
+    root_trace_id: _root,
+    sealedData: _sealedData,
+    agent_revision: _revision,
+    holder: _holder,
+    unstored,
+    assigned,
+    created_at: now,
+    ...columns
+  } = turn
+  const isStored = agent.project_content_mode === 'full' && !unstored && agent.trace_content_mode !== 'none'
+  return {
+    ...columns,
+    content_mode: isStored ? 'full' : 'none',
+    metadata: isStored ? turn.metadata : null,
+    agent_version: agent.version,
+    assigned_version: assigned ? agent.version : null,
+    publisher_project_id: null,
+    status: 'in_progress',
+    attempt: 1,
+    created_at: now,
+    updated_at: now,
+    started_at: now,
+    last_activity_at: now,
+    completed_at: null,
+    stop_reason: null,
+    error: null,
+    input: null,
+    output: null,
+    required_action: null,
+    usage: null,
+    routing: null,
+    tool_surface: null,
+    extraction: null,
+    knowledge: null,
+    step_count: 0,
+    journalled: 0,
+    lost_attempts: 0,
+    handed_back: false,
+    model_attempts: 0,
+    model_retry_at: null,
+    abort: null,
+    content_redacted_at: null,
+    content_redacted_by_principal_type: null,
+    content_redacted_by_principal_id: null,
+  }
 }

@@ -27,7 +27,7 @@ export class TurnAborted extends Error {
 /** Another attempt has claimed the turn: stop without writing. */
 export class TurnClaimLost extends Error {}
 
-/** @param end if the notification of the end has it */
+/** @param end if known */
 type TurnListener = (event: 'frames' | 'settled' | 'reconnected', end?: AnnouncedEnd) => void
 
 type RunningAttempt = { attempt: number; controller: AbortController }
@@ -38,6 +38,8 @@ export type LiveTurns = {
    * Registers a running attempt, whose controller is aborted with TurnAborted or TurnClaimLost. Returns its removal.
    */
   run(generationId: string, attempt: number, controller: AbortController): () => void
+  /** Tells subscribers in this process the end of a turn, which they read if it is undefined. */
+  end(generationId: string, end: AnnouncedEnd | undefined): void
   /** Subscribes to notifications of a turn and to reconnects. Returns the unsubscribe function. */
   watch(generationId: string, listener: TurnListener): () => void
 }
@@ -68,6 +70,9 @@ function createLiveTurns(services: Services): LiveTurns {
       log.warn({ err: error }, 'running turns check failed')
     }
   })
+  const tell = (id: string, event: 'frames' | 'settled', end?: AnnouncedEnd) => {
+    for (const listener of [...(watchers.get(id) ?? [])]) listener(event, end)
+  }
   services.notifications.listen(ABORT_CHANNEL, id => {
     if (running.has(id)) void check()
   })
@@ -76,7 +81,7 @@ function createLiveTurns(services: Services): LiveTurns {
     payload => {
       const [id, event, seq, sealed] = payload.split(' ')
       const end = sealed === undefined ? undefined : { seq: Number(seq), sealed }
-      for (const listener of [...(watchers.get(id) ?? [])]) listener(event as 'frames' | 'settled', end)
+      tell(id, event as 'frames' | 'settled', end)
     },
     {
       onReconnect: () => {
@@ -97,6 +102,9 @@ function createLiveTurns(services: Services): LiveTurns {
           timer = undefined
         }
       }
+    },
+    end(generationId, end) {
+      tell(generationId, 'settled', end)
     },
     watch(generationId, listener) {
       let listeners = watchers.get(generationId)

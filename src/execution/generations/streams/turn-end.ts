@@ -8,8 +8,10 @@ import type { GenerationRow } from '../model.ts'
 /** Notifies web processes of frames and ends: `<generation id> frames` or `<generation id> settled [<seq> <end>]`. */
 export const TURN_CHANNEL = 'muster_turns'
 
-/** The end of a turn in its notification: the number of its last frame, and the sealed rest. */
-export type AnnouncedEnd = { seq: number; sealed: string }
+/** The end of a turn in its notification, sealed, or as this process made it; with the number of its last frame. */
+export type AnnouncedEnd = { seq: number } & ({ sealed: string } | { turn: AnsweredTurn })
+
+type SealedEnd = Extract<AnnouncedEnd, { sealed: string }>
 
 /** A settled or paused turn as its row and last frame have it: `result` or, if it failed, `failure`. */
 export type TurnEndState = GenerationRow & { result: object | null; failure: RecordedFailure | null }
@@ -35,7 +37,7 @@ const MAX_RESULT = 64 * 1024
 const sealOf = (id: string, seq: number) => ({ kind: 'turn_end', id: `${id}:${seq}`, project_id: null })
 
 /** Notifies waiting callers of the end of a turn, which they read unless the notification has it. */
-export const notifyEnd = (outbox: Outbox, id: string, end: AnnouncedEnd | null = null): void =>
+export const notifyEnd = (outbox: Outbox, id: string, end: SealedEnd | null = null): void =>
   outbox.notify(TURN_CHANNEL, end ? `${id} settled ${end.seq} ${end.sealed}` : `${id} settled`)
 
 /**
@@ -46,7 +48,7 @@ export function sealEnd(
   services: Services,
   { id, trace_id, status, content_mode }: GenerationRow,
   { seq, data }: { seq: number; data: object },
-): AnnouncedEnd | null {
+): SealedEnd | null {
   if (status === 'failed') return null
   const result = JSON.stringify(data)
   if (result.length > MAX_RESULT) return null
@@ -55,9 +57,17 @@ export function sealEnd(
   return sealed.length > MAX_SEALED ? null : { seq, sealed }
 }
 
-/** Returns the end in a notification; null if this deployment did not make it. */
-export function openEnd(services: Services, id: string, { seq, sealed }: AnnouncedEnd): AnsweredTurn | null {
-  const text = openText(services, sealed, sealOf(id, seq))
+/** Returns the end of a turn for callers in this process; undefined as for `sealEnd`. */
+export const endHere = (
+  { id, trace_id, status, content_mode }: GenerationRow,
+  { seq, data }: { seq: number; data: object },
+): AnnouncedEnd | undefined =>
+  status === 'failed' ? undefined : { seq, turn: { id, trace_id, status, content_mode, result: data, failure: null } }
+
+/** Returns an announced end; null if this deployment did not make it. */
+export function openEnd(services: Services, id: string, end: AnnouncedEnd): AnsweredTurn | null {
+  if ('turn' in end) return end.turn
+  const text = openText(services, end.sealed, sealOf(id, end.seq))
   if (text === null) return null
   const [head, result] = text.split('\n')
   return { id, ...parseExactJson(head), result: parseExactJson(result), failure: null }

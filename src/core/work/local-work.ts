@@ -1,0 +1,102 @@
+import { AsyncLocalStorage } from 'node:async_hooks'
+import { settledWithin } from '../base/event-loop.ts'
+import { processSingleton } from '../base/process-singleton.ts'
+import type { Services } from '../base/services.ts'
+import { withTenant } from '../db/tenant-context.ts'
+import { withSlotHolder } from '../net/hanging-calls.ts'
+import type { Queue } from '../queues/queue.ts'
+import type { AcquiredSlot, JobContext } from './handler.ts'
+import { ProjectSlots } from './project-slots.ts'
+
+/** Context of work without a message. */
+export type LocalContext = Pick<JobContext, 'signal' | 'stopping' | 'log' | 'releaseSlotWhile'>
+
+/** Time that work has after the hard stop. */
+const HARD_STOP_MS = 1000
+
+/**
+ * Work that a web process carries out itself for requests that wait for it (WEB_EXECUTES), instead of sending a message. The
+ * row of the work has HOLDER of this process; other processes take the work over when its heartbeats end (`leaseHolding`).
+ */
+export class LocalWork {
+  readonly #services: Services
+  readonly #slots: ProjectSlots
+  /** Whether other processes know that this one is alive. */
+  readonly #isAlive: () => boolean
+  readonly #running = new Set<Promise<void>>()
+  readonly #stopping = new AbortController()
+  readonly #hardStop = new AbortController()
+  /** Runs work outside the async context of the request that starts it. */
+  readonly #detached = AsyncLocalStorage.snapshot()
+
+  constructor(services: Services, isAlive: () => boolean) {
+    const { WORKER_CONCURRENCY: slots, PROJECT_WORKER_SHARE: projectShare } = services.config
+    this.#services = services
+    this.#slots = new ProjectSlots({ slots, share: Math.max(1, Math.ceil(slots * projectShare)) })
+    this.#isAlive = isAlive
+  }
+
+  /** Acquires a slot. Returns null if there is none for the project, or this process is stopping. */
+  tryAcquire(project: string): AcquiredSlot | null {
+    return this.#stopping.signal.aborted || !this.#isAlive() ? null : this.#slots.tryAcquire(project)
+  }
+
+  /**
+   * Runs work in the background and releases its slot when it ends.
+   * @param queue of the messages that the work replaces, for logs
+   */
+  run(
+    { name }: Pick<Queue<never>, 'name'>,
+    { holder, release }: AcquiredSlot,
+    work: (context: LocalContext) => Promise<unknown>,
+  ): void {
+    const { log } = this.#services
+    const context: LocalContext = {
+      signal: this.#hardStop.signal,
+      stopping: this.#stopping.signal,
+      log: log.child({ queue: name }),
+      async releaseSlotWhile(work) {
+        const takeBack = holder.release()
+        try {
+          return await work()
+        } finally {
+          takeBack()
+        }
+      },
+    }
+    const tenant = { tenant: holder.project, patienceMs: Number.POSITIVE_INFINITY, work: name }
+    const running: Promise<void> = this.#detached(() =>
+      withTenant(tenant, () => withSlotHolder(holder, () => work(context)))
+        .catch(error => log.error({ err: error, queue: name }, 'local work failed'))
+        .then(() => {
+          release()
+          this.#running.delete(running)
+        }),
+    )
+    this.#running.add(running)
+  }
+
+  /** Accepts no more work, waits for running work up to `graceMs`, then aborts it. */
+  async stop(graceMs: number): Promise<void> {
+    this.#stopping.abort(new Error('web stopping'))
+    await this.#ended(graceMs)
+    this.#hardStop.abort(new Error('web stopped'))
+    await this.#ended(HARD_STOP_MS)
+  }
+
+  #ended(withinMs: number): Promise<unknown> {
+    return settledWithin(withinMs, Promise.all(this.#running))
+  }
+}
+
+const opened = processSingleton<{ work: LocalWork | null }>(() => ({ work: null }))
+
+/** Lets a web process carry out work that its requests wait for. */
+export function openLocalWork(services: Services, isAlive: () => boolean): LocalWork {
+  const work = new LocalWork(services, isAlive)
+  opened(services).work = work
+  return work
+}
+
+/** Returns what carries out work in this process; null in workers, and in web processes without WEB_EXECUTES. */
+export const localWork = (services: Services): LocalWork | null => opened(services).work
