@@ -15,6 +15,23 @@ const TRACE_WRITTEN_MS = 500
 /** The poll of all queues once a second, which rounds of a second would all have. */
 const QUEUE_POLL = /^\s*with queue as materialized/
 
+/** Rounds that fill caches and prepare statements, and rounds that count. */
+const ROUNDS = { first: 6, counted: 8 }
+
+/** Asserts the number of statements that some work sends in every round, web and worker together. */
+const assertStatements = async (count: number, work: (sent: readonly string[]) => Promise<unknown>) => {
+  const rounds: string[][] = []
+  for (let n = 0; n < ROUNDS.first + ROUNDS.counted; n++) {
+    if (n >= ROUNDS.first) await sleep(TRACE_WRITTEN_MS)
+    const { texts, stop } = countStatements()
+    await work(texts)
+    stop()
+    rounds.push(texts)
+  }
+  const common = statementsOfEach(rounds.slice(ROUNDS.first)).filter(text => !QUEUE_POLL.test(text))
+  assert.equal(common.length, count, common.join('\n'))
+}
+
 describe('statements', function () {
   this.timeout(60_000)
   const app = forSuite(() =>
@@ -24,23 +41,6 @@ describe('statements', function () {
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
     }),
   )
-
-  /** Rounds that fill caches and prepare statements, and rounds that count. */
-  const ROUNDS = { first: 6, counted: 8 }
-
-  /** Asserts the number of statements that some work sends in every round, web and worker together. */
-  const assertStatements = async (count: number, work: (sent: readonly string[]) => Promise<unknown>) => {
-    const rounds: string[][] = []
-    for (let n = 0; n < ROUNDS.first + ROUNDS.counted; n++) {
-      if (n >= ROUNDS.first) await sleep(TRACE_WRITTEN_MS)
-      const { texts, stop } = countStatements()
-      await work(texts)
-      stop()
-      rounds.push(texts)
-    }
-    const common = statementsOfEach(rounds.slice(ROUNDS.first)).filter(text => !QUEUE_POLL.test(text))
-    assert.equal(common.length, count, common.join('\n'))
-  }
 
   it('of a waited turn are four', async () => {
     await assertStatements(4, async () => {
@@ -157,5 +157,24 @@ describe('statements', function () {
       const { body } = await app.key.post(`/sessions/${session.body.id}/messages?wait=true`, { message: 'hello' })
       assert.ok(body.reply)
     })
+  })
+})
+
+describe('statements of a web process that executes turns', function () {
+  this.timeout(60_000)
+  const app = forSuite(() =>
+    startAgentApp({ workers: [], env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', WEB_EXECUTES: 'true' } }),
+  )
+
+  it('are two for a waited turn, and one more to read its tools', async () => {
+    const agent = await app.agent({ tool_bindings: [{ tool: { name: 'pick', type: 'client', parameters: { type: 'object' } } }] })
+    for (const [id, count] of [
+      [app.agentId, 2],
+      [agent, 3],
+    ] as const)
+      await assertStatements(count, async () => {
+        const { status } = await app.key.post(`/agents/${id}/generate?wait=true`, { prompt: 'hello' })
+        assert.equal(status, 200)
+      })
   })
 })

@@ -12,7 +12,9 @@ import { rawQuery, sql } from '#core/db/sql.ts'
 import { openServer } from '#core/http/server.ts'
 import { loadedModules, loadModules, workForConcerns } from '#core/modules/module.ts'
 import { type OpenServices, openServices } from '#core/services/lifecycle.ts'
+import { openLocalWork } from '#core/work/local-work.ts'
 import type { WORKER_KINDS } from '#core/work/settings.ts'
+import { startWebHeartbeat } from '#core/work/web-heartbeat.ts'
 import { startWorkers } from '#core/work/worker.ts'
 import { COST } from '#identity/users/passwords.ts'
 import { issueUserToken } from '#identity/users/sign-in.ts'
@@ -193,6 +195,8 @@ export async function startApp(
     strict: true,
     onRoundTrip: text => void statements.push(text),
   })
+  const heartbeat = config.WEB_EXECUTES ? await startWebHeartbeat(services) : null
+  const local = heartbeat && openLocalWork(services, heartbeat.isRecent)
   const app: App = createApp(services)
   const server = openServer(app.http, {
     docsBaseUrl: config.DOCS_BASE_URL,
@@ -248,6 +252,8 @@ export async function startApp(
         server.close(resolve)
         server.closeAllConnections()
       })
+      await local?.stop(5000)
+      await heartbeat?.end()
       await services.close()
       await database.drop()
     },

@@ -82,20 +82,22 @@ export async function withCurrentAgent<T>(
   start: (agent: RunnableAgent) => Promise<T>,
 ): Promise<T> {
   const { services, audit } = context
-  const agent = context.resource as RunnableAgent
   const checks = audit.additional_checks.length
-  try {
-    return await start(agent)
-  } catch (error) {
-    const isChange = error instanceof AgentChanged
-    if (!isChange && !(agent.cached && error instanceof AppError)) throw error
-    const current = await findRunnableAgent(services.pool, agent.id)
-    if (!isChange && current?.revision === agent.revision) throw error
-    if (current) cachedAgents(services).set(current)
-    else cachedAgents(services).delete(agent.id)
-    audit.additional_checks.length = checks
-    await context.recheck(current)
-    return start({ ...(current as RunnableAgent), isLatest: true })
+  let agent = context.resource as RunnableAgent
+  for (let changes = 0; ; changes++) {
+    try {
+      return await start(agent)
+    } catch (error) {
+      const isChange = error instanceof AgentChanged
+      if (!isChange && !(agent.cached && error instanceof AppError)) throw error
+      const current = await findRunnableAgent(services.pool, agent.id)
+      if (!isChange && current?.revision === agent.revision) throw error
+      if (current) cachedAgents(services).set(current)
+      else cachedAgents(services).delete(agent.id)
+      audit.additional_checks.length = checks
+      await context.recheck(current)
+      agent = changes === 0 ? (current as RunnableAgent) : { ...(current as RunnableAgent), isLatest: true }
+    }
   }
 }
 

@@ -176,7 +176,7 @@ const RunnableAgent = agentKind.row.extend({
 export type RunnableAgent = z.output<typeof RunnableAgent> & {
   /** Whether it is from the cache of the process. */
   cached?: true
-  /** Whether it was read because it had changed: a turn starts with it even if it changes again. */
+  /** Whether it has changed repeatedly: a turn is created with it even if it changes again. */
   isLatest?: true
 }
 const runnableAgentRow = sql.type(RunnableAgent)

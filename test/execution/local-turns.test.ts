@@ -1,0 +1,298 @@
+import assert from 'node:assert/strict'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { queueMessage } from '#core/queues/queue.ts'
+import { turnQueue } from '#execution/generations/request/create.ts'
+import { client as doubleClient } from '../local/double/client.ts'
+import { type Client, client, eventually } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+import { toolCall } from '../support/scripts.ts'
+import { forSuite } from '../support/suite.ts'
+import { startAgentApp } from './fixtures.ts'
+import { openStream } from './streams.ts'
+import { startTarget } from './tool-target.ts'
+
+/** Short intervals, so that a lost process is missed within seconds. */
+const FAST = {
+  GENERATION_LEASE_SECONDS: '2',
+  GENERATION_SWEEP_SECONDS: '1',
+  WORKER_HEARTBEAT_INTERVAL_MS: '500',
+  EGRESS_ALLOW_HOSTS: '127.0.0.1',
+}
+const LOCAL = { ...FAST, WEB_EXECUTES: 'true' }
+const ACTIONS = ['agents:CreateAgentGeneration', 'generations:*', 'traces:*', 'events:*', 'tools:CallTool']
+const CLIENT_TOOL = { tool: { name: 'pick', type: 'client', parameters: { type: 'object' } } }
+const script = (...replies: object[]) => ({ prompt: `@double ${JSON.stringify(replies)}` })
+
+describe('turns that the web process executes', function () {
+  this.timeout(90_000)
+  const app = forSuite(() => startAgentApp({ workers: [], env: FAST, actions: ACTIONS }))
+  const double = forSuite(() => doubleClient(app.double))
+  const processes: TestProcess[] = []
+  const steady = steadyWorkers()
+  afterEach(async () => {
+    await steady.stop()
+    await Promise.all(processes.splice(0).map(each => each.kill('SIGKILL')))
+  })
+
+  const worker = (env: Record<string, string> = {}) =>
+    steady.start(app.databaseUrl, { ...FAST, ...env }, ['generation'])
+  const web = async (env: Record<string, string> = {}) => {
+    const made = await startProcess('web', app.databaseUrl, { ...LOCAL, ...env })
+    processes.push(made)
+    return { ...made, key: client(made.url, app.key.token) }
+  }
+  const generate = (key: Client, agent: string, body: object = { prompt: 'x' }) =>
+    key.post(`/agents/${agent}/generate?wait=true`, body)
+  const rowOf = async (id: string) =>
+    (
+      await app.rows(
+        'select g.*, w.holder from generations g left join generation_work w on w.generation_id = g.id where g.id = $1',
+        [id],
+      )
+    )[0]
+  const messagesOf = async (id: string): Promise<number> =>
+    (await app.rows(`select count(*)::int as count from pgboss.job_common where singleton_key = $1`, [id]))[0].count
+  const eventsOf = async (id: string) => (await app.key.get(`/events?resource_id=${id}`)).body.data as any[]
+  const calls = async (lane: string) => (await double.requests(lane)).length
+  const open = (gate: string) => double.read('POST', `/control/gates/${gate}/open`)
+  /** A turn whose caller waits, and whose model answers when the gate named as its lane is opened. */
+  const gated = async (key: Client, lane: string, body?: object, fields: object = {}) => {
+    await double.put(lane, { rules: [{ reply: { text: `answer of ${lane}`, gate: lane } }] })
+    const agent = await app.agent({ model: `${lane}/m`, ...fields })
+    const answer = generate(key, agent, body)
+    answer.catch(() => {})
+    const [turn] = await eventually(async () => {
+      const rows = await app.rows('select id from generations where agent_id = $1', [agent])
+      return (await calls(lane)) === 1 ? rows : null
+    })
+    return { id: turn.id as string, agent, answer }
+  }
+  const ended = (id: string) =>
+    eventually(
+      async () => {
+        const { body } = await app.key.get(`/generations/${id}`)
+        return body.status === 'completed' || body.status === 'failed' ? body : null
+      },
+      { what: `end of ${id}` },
+    )
+
+  it('have no message, and the answer, the events and the record of the turns of workers', async () => {
+    const made = [await web(), await web({ WEB_EXECUTES: 'false' })]
+    await worker()
+    const agent = await app.agent({ temperature: 0.25, max_output_tokens: 77, instructions: 'Be brief.' })
+    const request = { prompt: 'hello', metadata: { a: [1.5, null] }, action_id: 'label', timeout_seconds: 60 }
+    const seen = []
+    for (const { key } of made) {
+      const { status, body } = await generate(key, agent, request)
+      assert.equal(status, 200, JSON.stringify(body))
+      const row = await rowOf(body.id)
+      const record = (await app.key.get(`/generations/${body.id}`)).body
+      const transcript = (await app.key.get(`/generations/${body.id}/transcript`)).body
+      const sameEverywhere = (value: unknown) =>
+        JSON.parse(
+          JSON.stringify(value)
+            .replace(/"(gen|trc|trace|evt)_[0-9a-z]{26}"/g, '"$1"')
+            .replace(/\d{4}-\d\d-\d\d[T ][\d:.]+(Z|\+00)/g, 'time')
+            .replace(/"latency_ms":\d+/g, '"latency_ms":0'),
+        )
+      const events = (await eventsOf(body.id)).map(({ event, data }) => ({ event, data }))
+      seen.push({ ids: await messagesOf(body.id), same: sameEverywhere({ body, record, transcript, row, events }) })
+    }
+    const [local, remote] = seen
+    assert.deepEqual([local.ids, remote.ids], [0, 1])
+    assert.deepEqual(local.same, remote.same)
+    assert.deepEqual(local.same.events.map(({ event }: any) => event).sort(), [
+      'generations.completed',
+      'generations.started',
+    ])
+  })
+
+  it('are in progress from their creation on, as their event says', async () => {
+    const { key } = await web()
+    for (const trace_content_mode of ['full', 'none']) {
+      const { id, answer } = await gated(
+        key,
+        `created-${trace_content_mode}`,
+        { prompt: 'x', metadata: { a: 1 } },
+        { trace_content_mode },
+      )
+      const record = (await app.key.get(`/generations/${id}`)).body
+      const [{ event, data }] = await eventsOf(id)
+      assert.equal(event, 'generations.started')
+      const { memory_entries, ...announced } = data.generation ?? data
+      const { output, required_action, ...listed } = record
+      for (const [field, value] of Object.entries(announced)) assert.deepEqual(value, record[field], field)
+      assert.deepEqual([listed.status, output, required_action, memory_entries], ['in_progress', null, null, []])
+      const { holder, attempt, content_mode } = await rowOf(id)
+      assert.deepEqual([holder !== null, attempt, content_mode], [true, 1, trace_content_mode])
+      await open(`created-${trace_content_mode}`)
+      assert.equal((await answer).status, 200)
+    }
+  })
+
+  it('call tools, pause for their client, and are continued by a worker', async () => {
+    const target = await startTarget()
+    const { key } = await web()
+    const act = { tool: { name: 'act', execute: { url: `${target.url}/act` } } }
+    const agent = await app.agent({ tool_bindings: [act, CLIENT_TOOL] })
+    try {
+      const paused = await generate(
+        key,
+        agent,
+        script(toolCall('act', { n: 1 }), toolCall('pick', { b: 1 }), { text: 'done' }),
+      )
+      assert.deepEqual([paused.status, paused.body.status, target.requests.length], [200, 'requires_action', 1])
+      const { id, required_action } = paused.body
+      const { tool_call_id } = required_action.tool_calls[0]
+      const resumed = key.post(`/agents/${agent}/generate/${id}/tool-outputs?wait=true`, {
+        tool_outputs: [{ tool_call_id, output: 'a' }],
+      })
+      await worker()
+      const { status, body } = await resumed
+      assert.deepEqual([status, body.output?.content], [200, 'done'], JSON.stringify(body))
+    } finally {
+      await target.close()
+    }
+  })
+
+  it('stream their answers', async () => {
+    const { url } = await web()
+    const stream = await openStream({ url, key: app.key }, `/agents/${app.agentId}/generate`, {
+      ...script({ text: 'one two three' }),
+      stream: true,
+    })
+    const events: string[] = []
+    let text = ''
+    for await (const { event, data } of stream.messages) {
+      if (event !== events.at(-1)) events.push(event)
+      if (event === 'delta') text += data.choices[0].delta.content
+    }
+    assert.deepEqual([events, text], [['started', 'delta', 'step', 'completed'], 'one two three'])
+  })
+
+  it('are cancelled like others', async () => {
+    const { key } = await web()
+    const { id, answer } = await gated(key, 'cancelled')
+    assert.equal((await app.key.post(`/generations/${id}/cancel`)).status, 200)
+    const { status, body } = await answer
+    assert.deepEqual([status, body.error.code], [500, 'GENERATION_FAILED'], JSON.stringify(body))
+    assert.equal((await ended(id)).stop_reason, 'cancelled')
+  })
+
+  it('are left alone by workers while their process lives, whatever messages there are', async () => {
+    const { key } = await web()
+    await worker()
+    const { id, answer } = await gated(key, 'long')
+    await app.services.queues.send([queueMessage(turnQueue, { generation_id: id, project_id: app.projectId })])
+    await eventually(async () => {
+      const [{ done }] = await app.rows(
+        `select bool_and(state = 'completed') as done from pgboss.job_common where singleton_key = $1`,
+        [id],
+      )
+      return done
+    })
+    // Several leases and sweeps.
+    await sleep(5000)
+    const { attempt, holder } = await rowOf(id)
+    assert.deepEqual([attempt, holder !== null, await calls('long'), await messagesOf(id)], [1, true, 1, 1])
+    await open('long')
+    const { status, body } = await answer
+    assert.deepEqual([status, body.output.content], [200, 'answer of long'])
+  })
+
+  it('are continued by a worker when their process is killed', async () => {
+    const { key, kill } = await web()
+    const { id, answer } = await gated(key, 'killed')
+    await worker()
+    await kill('SIGKILL')
+    await assert.rejects(answer)
+    await eventually(async () => (await calls('killed')) === 2, { what: 'call by the worker' })
+    await open('killed')
+    const { status, output } = await ended(id)
+    const { attempt, lost_attempts } = await rowOf(id)
+    assert.deepEqual([status, output.content, attempt, lost_attempts], ['completed', 'answer of killed', 2, 1])
+    assert.deepEqual((await eventsOf(id)).map(({ event }) => event).sort(), [
+      'generations.completed',
+      'generations.started',
+    ])
+  })
+
+  it('are continued by a worker when their process stops, and answered as long as it may', async () => {
+    const { key, kill } = await web({ SHUTDOWN_GRACE_MS: '1000' })
+    const { id, answer } = await gated(key, 'stopped')
+    const stopped = kill('SIGTERM')
+    await assert.rejects(answer.then(({ status }) => assert.equal(status, 200)))
+    assert.deepEqual(await stopped, { code: 0, signal: null })
+    await worker()
+    await eventually(async () => (await calls('stopped')) === 2, { what: 'call by the worker' })
+    await open('stopped')
+    const { status } = await ended(id)
+    const { attempt, lost_attempts } = await rowOf(id)
+    assert.deepEqual([status, attempt, lost_attempts], ['completed', 2, 0])
+  })
+
+  it('are answered by a worker while their process is suspended, which writes nothing later', async () => {
+    const { key, child } = await web()
+    const { id, answer } = await gated(key, 'suspended')
+    child.kill('SIGSTOP')
+    await worker()
+    await eventually(async () => (await calls('suspended')) === 2, { what: 'call by the worker' })
+    await open('suspended')
+    await ended(id)
+    child.kill('SIGCONT')
+    const { status, body } = await answer
+    assert.deepEqual([status, body.output?.content], [200, 'answer of suspended'], JSON.stringify(body))
+    assert.equal((await eventsOf(id)).length, 2)
+    const usage = await app.rows('select count(*)::int as count from usage_events where generation_id = $1', [id])
+    assert.equal(usage[0].count > 0, true)
+  })
+
+  it('are found by the sweep when their process left without a heartbeat', async () => {
+    const { key, child } = await web()
+    const { id } = await gated(key, 'gone')
+    child.kill('SIGKILL')
+    await app.rows(`delete from worker_heartbeats where kinds = '{}' returning instance_id`)
+    await worker()
+    await eventually(async () => (await calls('gone')) === 2, { what: 'call by the worker' })
+    await open('gone')
+    assert.equal((await ended(id)).status, 'completed')
+  })
+
+  it('are as many as the process has slots; workers have the others', async () => {
+    const { key } = await web({ WORKER_CONCURRENCY: '1' })
+    const first = await gated(key, 'first')
+    const agent = await app.agent()
+    const second = generate(key, agent)
+    const [{ id }] = await eventually(async () => {
+      const rows = await app.rows('select id from generations where agent_id = $1', [agent])
+      return rows.length > 0 ? rows : null
+    })
+    assert.deepEqual([(await rowOf(id)).status, await messagesOf(id)], ['pending', 1])
+    await worker()
+    assert.equal((await second).status, 200)
+    await open('first')
+    assert.equal((await first.answer).status, 200)
+  })
+
+  it('are none that nobody waits for', async () => {
+    const { key } = await web()
+    const { body } = await key.post(`/agents/${app.agentId}/generate`, { prompt: 'x' })
+    assert.deepEqual([(await rowOf(body.generation_id)).status, await messagesOf(body.generation_id)], ['pending', 1])
+    assert.equal((await app.key.post(`/generations/${body.generation_id}/cancel`)).status, 200)
+  })
+
+  it('are refused by quotas, pauses and permissions as requests', async () => {
+    const { key, url } = await web()
+    const project = await app.projectWith(['generations:*'])
+    const agent = await app.agent()
+    assert.equal((await generate(client(url, project.key.token), agent)).status, 403)
+    const before = (await app.rows('select count(*)::int as count from generations'))[0].count
+    assert.equal((await app.admin.patch(`/agents/${agent}`, { instructions: 'changed' })).status, 200)
+    assert.equal((await app.admin.post(`/projects/${app.projectId}/pause`, {})).status, 200)
+    assert.equal((await generate(key, agent)).body.error.code, 'PROJECT_PAUSED')
+    assert.equal((await app.admin.post(`/projects/${app.projectId}/resume`, {})).status, 200)
+    assert.equal((await app.rows('select count(*)::int as count from generations'))[0].count, before)
+    assert.equal((await generate(key, agent)).status, 200)
+  })
+})
