@@ -260,8 +260,12 @@ describe('turns that the web process executes', function () {
   })
 
   it('are as many as the process has slots; workers have the others', async () => {
-    const { key } = await web({ WORKER_CONCURRENCY: '1' })
+    const { key, url } = await web({ WORKER_CONCURRENCY: '1' })
+    const heldSlots = async () =>
+      /muster_worker_slots\{queue="web",state="held"\} (\d)/.exec(await (await fetch(`${url}/metrics`)).text())?.[1]
+    assert.equal(await heldSlots(), '0')
     const first = await gated(key, 'first')
+    assert.equal(await heldSlots(), '1')
     const agent = await app.agent()
     const second = generate(key, agent)
     const [{ id }] = await eventually(async () => {

@@ -167,7 +167,9 @@ describe('statements of a web process that executes turns', function () {
   )
 
   it('are two for a waited turn, and one more to read its tools', async () => {
-    const agent = await app.agent({ tool_bindings: [{ tool: { name: 'pick', type: 'client', parameters: { type: 'object' } } }] })
+    const agent = await app.agent({
+      tool_bindings: [{ tool: { name: 'pick', type: 'client', parameters: { type: 'object' } } }],
+    })
     for (const [id, count] of [
       [app.agentId, 2],
       [agent, 3],

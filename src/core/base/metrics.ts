@@ -200,11 +200,12 @@ new Gauge({
 /** Slots of a queue in this process: total, held, and held by work with a valid lease. */
 export type Slots = { queue: string; total: number; held: number; working: number }
 
-let readSlots: () => readonly Slots[] = () => []
+const slotReaders = new Set<() => readonly Slots[]>()
 
-/** Sets the source of the slot gauge. */
-export function reportSlots(read: () => readonly Slots[]): void {
-  readSlots = read
+/** Adds a source of the slot gauge. Returns a function that removes it. */
+export function reportSlots(read: () => readonly Slots[]): () => void {
+  slotReaders.add(read)
+  return () => slotReaders.delete(read)
 }
 
 new Gauge({
@@ -214,7 +215,7 @@ new Gauge({
   registers,
   collect() {
     this.reset()
-    for (const { queue, ...states } of readSlots())
+    for (const { queue, ...states } of [...slotReaders].flatMap(read => read()))
       for (const state of ['total', 'held', 'working'] as const) this.set({ queue, state }, states[state])
   },
 })

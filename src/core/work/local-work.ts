@@ -1,5 +1,6 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { settledWithin } from '../base/event-loop.ts'
+import { reportSlots } from '../base/metrics.ts'
 import { processSingleton } from '../base/process-singleton.ts'
 import type { Services } from '../base/services.ts'
 import { withTenant } from '../db/tenant-context.ts'
@@ -23,6 +24,7 @@ export class LocalWork {
   readonly #slots: ProjectSlots
   /** Whether other processes know that this one is alive. */
   readonly #isAlive: () => boolean
+  readonly #stopReport: () => void
   readonly #running = new Set<Promise<void>>()
   readonly #stopping = new AbortController()
   readonly #hardStop = new AbortController()
@@ -34,6 +36,10 @@ export class LocalWork {
     this.#services = services
     this.#slots = new ProjectSlots({ slots, share: Math.max(1, Math.ceil(slots * projectShare)) })
     this.#isAlive = isAlive
+    this.#stopReport = reportSlots(() => {
+      const { total, used } = this.#slots
+      return [{ queue: 'web', total, held: used, working: used }]
+    })
   }
 
   /** Acquires a slot. Returns null if there is none for the project, or this process is stopping. */
@@ -82,6 +88,7 @@ export class LocalWork {
     await this.#ended(graceMs)
     this.#hardStop.abort(new Error('web stopped'))
     await this.#ended(HARD_STOP_MS)
+    this.#stopReport()
   }
 
   #ended(withinMs: number): Promise<unknown> {

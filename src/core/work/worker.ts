@@ -71,7 +71,7 @@ export async function startWorkers(options: {
     )
   }
 
-  reportSlots(() => [...consumers.values()].map(consumer => consumer.slots))
+  const stopReport = reportSlots(() => [...consumers.values()].map(consumer => consumer.slots))
   const { strictMs, workers } = options
   const quarantine = new Quarantine(services, { stopping: stopping.signal, strictMs, workers })
   quarantine.add(messageSuspects(services, consumers))
@@ -119,6 +119,7 @@ export async function startWorkers(options: {
       await Promise.all([closing, schedulesStopped])
       await quarantine.end()
       for (const unsubscribe of subscriptions) unsubscribe?.()
+      stopReport()
       return { requeued: counts.reduce((sum, count) => sum + count, 0) }
     },
   }
