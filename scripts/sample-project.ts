@@ -1,4 +1,5 @@
-import type { Muster } from '@muster/client'
+import { pathToFileURL } from 'node:url'
+import { Muster } from '@muster/client'
 
 /** The records of the sample project that a page of the console is about. */
 export type SampleProject = {
@@ -77,11 +78,13 @@ const REPLIES: [user: string, reply: object][] = [
   ['Find the part', { error: { status: 400, message: 'The context window of the model is too small' } }],
 ]
 
+const SAMPLE_PROJECT = 'Lampshop support'
+
 /**
- * Fills a deployment with the project of a support product: agents, conversations, work, approvals.
- * @param controlUrl address of the test model, whose script is replaced
+ * Gives the test model the answers of the sample project, which it keeps until it ends.
+ * @param controlUrl address of the test model
  */
-export async function createSampleProject(muster: Muster, controlUrl: string): Promise<SampleProject> {
+async function scriptSampleModel(controlUrl: string): Promise<void> {
   const response = await fetch(`${controlUrl}/control/lanes/support`, {
     method: 'PUT',
     headers: { 'content-type': 'application/json' },
@@ -101,7 +104,15 @@ export async function createSampleProject(muster: Muster, controlUrl: string): P
     }),
   })
   if (!response.ok) throw new Error(`the test model refused its script: ${await response.text()}`)
-  const { id: project_id } = await muster.projects.create({ name: 'Lampshop support' })
+}
+
+/**
+ * Fills a deployment with the project of a support product: agents, conversations, work, approvals.
+ * @param controlUrl address of the test model
+ */
+export async function createSampleProject(muster: Muster, controlUrl: string): Promise<SampleProject> {
+  await scriptSampleModel(controlUrl)
+  const { id: project_id } = await muster.projects.create({ name: SAMPLE_PROJECT })
   const provider = await muster.aiProviders.create({
     project_id,
     name: 'Production models',
@@ -454,3 +465,16 @@ async function until(isTrue: () => Promise<boolean>): Promise<void> {
   }
   throw new Error('the sample project was not ready in time')
 }
+
+/** Prints the ID of the sample project, which it creates unless there is one. */
+async function main({ MUSTER_URL: baseUrl = '', MUSTER_TOKEN: token = '', MODEL_URL = '' }): Promise<void> {
+  const muster = new Muster({ baseUrl, token })
+  for await (const { id, name } of muster.projects.list({ name: SAMPLE_PROJECT }))
+    if (name === SAMPLE_PROJECT) {
+      await scriptSampleModel(MODEL_URL)
+      return console.log(id)
+    }
+  console.log((await createSampleProject(muster, MODEL_URL)).projectId)
+}
+
+if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href) await main(process.env)

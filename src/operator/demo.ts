@@ -6,16 +6,33 @@ import type { Pool } from '#core/db/pool.ts'
 import { issueUserToken } from '#identity/users/sign-in.ts'
 import { issueSignInLink } from '#identity/users/sign-in-link.ts'
 import { hasUsers } from '#identity/users/store.ts'
+import type { Environment } from './environment.ts'
 import { CommandError } from './output.ts'
 import { findFirstAdmin } from './store.ts'
 
 export type SignIn = { username: string; password: string }
 
+/** An agent of a vendor whose key is in the environment. */
+export type VendorAgent = { agent_id: string; provider: string; model: string; variable: string }
+
 /** The parts of the demo project. `key` is null unless this start created it. */
-export type Demo = { project_id: string; agent_id: string; session_id: string; key: string | null }
+export type Demo = {
+  project_id: string
+  agent_id: string
+  session_id: string
+  key: string | null
+  vendors: VendorAgent[]
+}
 
 const DEMO = 'demo'
 const PROVIDER = 'model double'
+
+/** Variables with the key of a vendor, in the names that its libraries read, and a model for first conversations. */
+const VENDORS = [
+  { variable: 'OPENAI_API_KEY', provider: 'openai', model: 'gpt-5-mini' },
+  { variable: 'ANTHROPIC_API_KEY', provider: 'anthropic', model: 'claude-sonnet-4-6' },
+  { variable: 'GEMINI_API_KEY', provider: 'google', model: 'gemini-3-pro' },
+]
 
 /**
  * Creates the first admin if there is no user. Returns its sign-in, which is stored in `file` until it was printed so
@@ -39,22 +56,26 @@ export async function createSignInUrl(pool: Pool, config: Config): Promise<strin
   return `${config.BASE_URL}/app#sign_in_link=${link}`
 }
 
+/** Returns a token of the first admin; null without an admin. */
+export async function issueAdminToken(pool: Pool, config: Config): Promise<string | null> {
+  const admin = await findFirstAdmin(pool)
+  return admin && (await issueUserToken({ config, clock: systemClock }, admin)).token
+}
+
 /**
- * Creates the missing parts of the demo project: a provider for the test model, an agent and an open session. Does
- * nothing if the deployment has another project. Updates the provider's address. All calls are API requests as an
- * admin.
- * @param withKey whether to create a project key even if the project has one
+ * Creates the missing parts of the demo project: a provider for the test model, an agent and an open session; for each key of
+ * a vendor in the environment a secret, a provider and an agent, whose secret always gets the value of the environment.
+ * Does nothing if the deployment has another project. Updates the address of the test model. All calls are API requests
+ * as an admin.
+ * @param options.withKey whether to create a project key even if the project has one
+ * @param options.env environment with the keys of vendors
  */
 export async function createDemo(
-  pool: Pool,
-  config: Config,
+  token: string,
   url: string,
   doubleUrl: string,
-  withKey: boolean,
+  { withKey, env }: { withKey: boolean; env: Environment },
 ): Promise<Demo | null> {
-  const admin = await findFirstAdmin(pool)
-  if (!admin) return null
-  const { token } = await issueUserToken({ config, clock: systemClock }, admin)
   const get = (path: string) => request(url, token, 'GET', path)
   const post = (path: string, body: object) => request(url, token, 'POST', path, body)
   const findByName = async (path: string, name: string) =>
@@ -81,14 +102,23 @@ export async function createDemo(
   else if (provider.base_url !== base_url && isLoopback(provider.base_url))
     await request(url, token, 'PATCH', `/ai-providers/${provider.id}`, { base_url })
 
-  const agent =
-    (await findByName(`/agents?${within}`, DEMO)) ??
-    (await post('/agents', {
-      project_id,
-      name: DEMO,
-      instructions: 'You are a friendly assistant.',
-      ai_provider_id: provider.id,
-    }))
+  const agentOf = async (name: string, ai_provider_id: string) =>
+    (await findByName(`/agents?${within}`, name)) ??
+    (await post('/agents', { project_id, name, instructions: 'You are a friendly assistant.', ai_provider_id }))
+  const agent = await agentOf(DEMO, provider.id)
+  const vendors: VendorAgent[] = []
+  for (const { variable, provider, model } of VENDORS) {
+    const value = env[variable]
+    if (!value) continue
+    const secret = await findByName(`/secrets?${within}`, variable)
+    if (secret) await request(url, token, 'PATCH', `/secrets/${secret.id}`, { value })
+    const { id: secret_id } = secret ?? (await post('/secrets', { project_id, name: variable, value }))
+    const { id: provider_id } =
+      (await findByName(`/ai-providers?${within}`, provider)) ??
+      (await post('/ai-providers', { project_id, name: provider, provider, secret_id, default_model: model }))
+    const { id: agent_id } = await agentOf(provider, provider_id)
+    vendors.push({ agent_id, provider, model, variable })
+  }
   const session =
     (await findByName(`/sessions?${within}&status=open`, DEMO)) ??
     (await post('/sessions', {
@@ -100,7 +130,7 @@ export async function createDemo(
     }))
   const lacksKey = withKey || (await get(`/project-keys?${within}`)).total === 0
   const key = lacksKey ? (await post('/project-keys', { project_id, name: DEMO })).secret : null
-  return { project_id, agent_id: agent.id, session_id: session.id, key }
+  return { project_id, agent_id: agent.id, session_id: session.id, key, vendors }
 }
 
 /** Whether the provider still has the address of the test model. */

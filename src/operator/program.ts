@@ -73,6 +73,7 @@ function addServerCommands(muster: Command): void {
     .option('--port <number>', 'port of the API, default PORT or 5047', parsePort)
     .option('--demo', 'create a demo project with a local test model; default outside production')
     .option('--no-demo', 'no demo project and no test model')
+    .option('--sample', 'create a project with sample data of a support product, on the test model')
     .option('--json', 'print addresses and credentials as JSON')
     .addHelpText(
       'after',

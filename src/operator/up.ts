@@ -1,9 +1,11 @@
+import { execFile as startFile } from 'node:child_process'
 import { once } from 'node:events'
 import fs from 'node:fs'
 import { createServer } from 'node:http'
 import { isIPv6 } from 'node:net'
 import path from 'node:path'
 import { stderr } from 'node:process'
+import { promisify } from 'node:util'
 import { loadSettings } from '#config.ts'
 import type { Config } from '#core/base/config.ts'
 import { createLog } from '#core/base/log.ts'
@@ -20,12 +22,17 @@ import { CommandError, describeError, print, printJson, printProgress } from './
 import { REFUSED_PORTS } from './ports.ts'
 import { tryLockData } from './store.ts'
 
-export type UpOptions = { data: string; port?: string; demo?: boolean; json?: boolean }
+export type UpOptions = { data: string; port?: string; demo?: boolean; sample?: boolean; json?: boolean }
+
+const execFile = promisify(startFile)
 
 const CHECKOUT = path.resolve(import.meta.dirname, '../..')
 
 /** Preferred port of the test model, so that the address of the demo provider is stable across starts. */
 const DOUBLE_PORT = 5049
+
+/** Default of HOST: the passwords of a first start are for this machine. */
+const LOOPBACK = '127.0.0.1'
 
 /** Stops a part of the deployment. Parts are stopped in the reverse order of their start. */
 type Stop = () => Promise<unknown>
@@ -80,6 +87,8 @@ type StartedDeployment = {
   signIn: SignIn | null
   signInFile: string
   demo: Demo | null
+  /** ID of the sample project that this start created. */
+  sample: string | null
 }
 
 /** Starts the parts in order. Returns null once `isStopped` is true. */
@@ -88,6 +97,8 @@ async function startParts(
   stops: Stop[],
   isStopped: () => boolean,
 ): Promise<StartedDeployment | null> {
+  if (options.sample && options.demo === false)
+    throw new CommandError('--sample requires the test model', 'Omit --no-demo.')
   const dataDir = path.resolve(options.data)
   const embedded = !namesDatabase(process.env)
   const secrets = loadOrCreateSecrets(dataDir)
@@ -96,6 +107,7 @@ async function startParts(
   // The health of this process is served by web; a fixed port of the worker could only conflict.
   env.WORKER_HEALTH_PORT ||= '0'
   env.WEB_EXECUTES ||= 'true'
+  env.HOST ||= LOOPBACK
   const { PORT, HOST, CONSOLE_ENABLED, production } = loadSettings(env)
   if (CONSOLE_ENABLED && isConsoleOutdated(CHECKOUT))
     printProgress('the console was built from other sources than this checkout has: run npm run build')
@@ -114,7 +126,7 @@ async function startParts(
   const directory = databaseDirectory(dataDir)
   if (embedded) env.DATABASE_URL = await startDatabase(directory, stops)
   let double: Double | null = null
-  if (options.demo ?? !production) {
+  if (options.demo ?? (options.sample || !production)) {
     double = await startTestModel()
     stops.push(double.close)
     env.EGRESS_ALLOW_HOSTS = [env.EGRESS_ALLOW_HOSTS, new URL(double.url).host].filter(Boolean).join(',')
@@ -126,7 +138,7 @@ async function startParts(
     { startWeb },
     { startWorker },
     { migrate },
-    { createFirstAdmin, createDemo, createSignInUrl },
+    { createFirstAdmin, createDemo, createSignInUrl, issueAdminToken },
     { loadModules },
     { modules },
   ] = await loading
@@ -161,7 +173,12 @@ async function startParts(
   const pool = await openPool({ databaseUrl: config.DATABASE_URL, connections: 2, applicationName: 'muster up' })
   try {
     const signIn = await createFirstAdmin(pool, address, signInFile, config)
-    const demo = double && (await createDemo(pool, config, address, double.url, signIn !== null).catch(skipDemo))
+    const token = double && (await issueAdminToken(pool, config))
+    const demo =
+      double && token !== null
+        ? await createDemo(token, address, double.url, { withKey: signIn !== null, env: process.env }).catch(skipDemo)
+        : null
+    const sample = double && token !== null && options.sample ? await createSample(token, address, double) : null
     return {
       config,
       // Sign-in cookies are bound to this host and are not sent under another name of it.
@@ -174,10 +191,22 @@ async function startParts(
       signIn,
       signInFile,
       demo,
+      sample,
     }
   } finally {
     await pool.end()
   }
+}
+
+/**
+ * Creates the sample project, or gives the test model its answers again. Returns the ID of the project. A program of its own,
+ * because it uses the client of the API.
+ */
+async function createSample(token: string, url: string, double: Double): Promise<string> {
+  printProgress('sample project')
+  const env = { ...process.env, MUSTER_URL: url, MUSTER_TOKEN: token, MODEL_URL: double.url }
+  const { stdout } = await execFile(process.execPath, ['scripts/sample-project.ts'], { cwd: CHECKOUT, env })
+  return stdout.trim()
 }
 
 /** Reports the failure of the demo, which does not stop the deployment. */
@@ -276,7 +305,7 @@ async function startTestModel(): Promise<Double> {
 }
 
 function printInstructions(started: StartedDeployment, { json }: UpOptions, ms: number): void {
-  const { config, url, database, double, signInUrl, signIn, demo } = started
+  const { config, url, database, double, signInUrl, signIn, demo, sample } = started
   const api = `${url}/api/v1`
   if (json) {
     const model = double && { url: `${double.url}/v1`, model: 'double-1' }
@@ -289,6 +318,7 @@ function printInstructions(started: StartedDeployment, { json }: UpOptions, ms: 
       admin: signIn,
       sign_in_url: signInUrl,
       demo,
+      sample_project_id: sample,
       ready_ms: Math.round(ms),
     })
     return
@@ -300,6 +330,10 @@ function printInstructions(started: StartedDeployment, { json }: UpOptions, ms: 
   print(`  Reference  ${config.DOCS_BASE_URL}`)
   print(`  Database   ${database}`)
   if (double) print(`  Model      double-1, a test model that echoes its input, at ${double.url}/v1`)
+  for (const { agent_id, provider, model, variable } of demo?.vendors ?? [])
+    print(`             ${model} of ${provider}, with the key in ${variable}: agent ${agent_id}`)
+  if (sample) print(`  Sample     ${url}/app/p/${sample}/overview`)
+  if (config.HOST === LOOPBACK) print(`  Listens    on ${LOOPBACK}, for this machine; HOST=0.0.0.0 for others`)
   if (signInUrl) {
     print()
     print('Open the console, signed in (the link works once, for 15 minutes):')

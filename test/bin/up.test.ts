@@ -22,7 +22,14 @@ type Report = {
   model: { url: string } | null
   admin: { username: string; password: string } | null
   sign_in_url: string | null
-  demo: { project_id: string; agent_id: string; session_id: string; key: string | null } | null
+  demo: {
+    project_id: string
+    agent_id: string
+    session_id: string
+    key: string | null
+    vendors: { agent_id: string; provider: string; model: string; variable: string }[]
+  } | null
+  sample_project_id: string | null
 }
 
 describe('muster up', function () {
@@ -59,6 +66,15 @@ describe('muster up', function () {
   const say = (report: Report, key: string, message: string) =>
     client(report.url, key).post(`/sessions/${report.demo?.session_id}/messages?wait=true`, { message })
 
+  const isOpen = (host: string, url: string) =>
+    new Promise<boolean>(resolve => {
+      const socket = net.connect(Number(new URL(url).port), host, () => {
+        socket.destroy()
+        resolve(true)
+      })
+      socket.once('error', () => resolve(false))
+    })
+
   let first: Report
   let key: string
   let token: string
@@ -87,6 +103,7 @@ describe('muster up', function () {
     assert.deepEqual(await database.any(addresses), [{ client_addr: null }], 'connections by TCP')
     await database.end()
 
+    assert.deepEqual(await Promise.all(['127.0.0.1', '127.0.0.2'].map(host => isOpen(host, first.url))), [true, false])
     assert.equal(fs.statSync(path.join(data, 'secrets.json')).mode & 0o777, 0o600)
     assert.equal(fs.existsSync(path.join(data, 'first-sign-in.json')), false)
     assert.equal(await running.stop('SIGINT'), 0)
@@ -210,6 +227,49 @@ describe('muster up', function () {
     await eventually(() => fs.existsSync(pidFile))
     assert.equal(await running.stop(), 0)
     assert.equal(fs.existsSync(pidFile), false)
+  })
+
+  it('takes keys of vendors from the environment, and the newest value of each', async () => {
+    const secretOf = async (report: Report) => {
+      const admin = client(report.url, token)
+      const { data } = (await admin.get(`/ai-providers?project_id=${report.demo?.project_id}`)).body
+      const provider = data.find(({ name }: { name: string }) => name === 'openai')
+      return { ...(await admin.get(`/secrets/${provider.secret_id}`)).body, provider: provider.provider }
+    }
+    const seen: Record<string, string>[] = []
+    for (const OPENAI_API_KEY of ['sk-first', 'sk-second']) {
+      const running = start([], { OPENAI_API_KEY, GEMINI_API_KEY: '', HOST: '0.0.0.0' })
+      const report = await reported(running)
+      const [openai, ...others] = report.demo?.vendors ?? []
+      assert.deepEqual([openai.provider, openai.variable, others], ['openai', 'OPENAI_API_KEY', []])
+      assert.equal(await isOpen('127.0.0.2', report.url), true)
+      seen.push({ ...(await secretOf(report)), agent_id: openai.agent_id })
+      assert.equal(await running.stop(), 0)
+    }
+    const [one, two] = seen
+    assert.deepEqual([one.provider, one.name, one.id, one.agent_id], ['openai', 'OPENAI_API_KEY', two.id, two.agent_id])
+    assert.notEqual(one.updated_at, two.updated_at)
+  })
+
+  it('fills a project with sample data once, whose model answers after each start', async () => {
+    const ids: (string | null)[] = []
+    for (let n = 0; n < 2; n++) {
+      const running = start(['--sample'])
+      const report = await reported(running)
+      ids.push(report.sample_project_id)
+      const admin = client(report.url, token)
+      const { data } = (await admin.get(`/agents?project_id=${report.sample_project_id}`)).body
+      const assistant = data.find(({ name }: { name: string }) => name !== 'Refund desk')
+      const { status, body } = await admin.post(`/agents/${assistant.id}/generate?wait=true`, {
+        prompt: 'How do I clean the shade?',
+      })
+      assert.deepEqual([status, body.output?.content.startsWith('Dust the shade')], [200, true], JSON.stringify(body))
+      assert.equal(await running.stop(), 0)
+    }
+    assert.equal(ids[0], ids[1])
+    const refused = start(['--sample', '--no-demo'])
+    assert.equal(await refused.ended, 1)
+    assert.match(refused.output.stderr, /--sample requires the test model/)
   })
 
   it('uses the database that DATABASE_URL names, without a demo unless requested', async () => {

@@ -5,7 +5,8 @@ import path from 'node:path'
 const root = path.resolve(import.meta.dirname, '../..')
 
 /** Settings of this machine that would reach into a process under test. */
-const FOREIGN = /^(DATABASE_|PG|PORT$|HOST$|BASE_URL$|ADMIN_|JWT_|SECRETS_|LOG_LEVEL$|NODE_ENV$|INSTANCE_ID$|HOSTNAME$)/
+const FOREIGN =
+  /^(DATABASE_|PG|PORT$|HOST$|BASE_URL$|ADMIN_|JWT_|SECRETS_|LOG_LEVEL$|NODE_ENV$|INSTANCE_ID$|HOSTNAME$|(OPENAI|ANTHROPIC|GEMINI)_API_KEY$|WEB_EXECUTES$)/
 
 export type Running = {
   child: ChildProcess
