@@ -12,6 +12,7 @@ import { WORKER_KINDS } from '#core/work/settings.ts'
 import { hasUsers } from '#identity/users/store.ts'
 import { modules } from '#modules.ts'
 import { checkContent } from './doctor-content.ts'
+import { checkSettings } from './doctor-settings.ts'
 import { commandLog, type Environment, openDeployment } from './environment.ts'
 import { countValuesByKey } from './keys.ts'
 import { type Check, describeError, print, printJson } from './output.ts'
@@ -67,6 +68,7 @@ async function runChecks(env: Environment): Promise<Check[]> {
   if (!config) return checks
   const broken = new Set(problems.map(({ variable }) => variable))
   if (!broken.has('BASE_URL')) checks.push(checkBaseUrl(config))
+  checks.push(...checkSettings(config, env))
   if ([...broken].some(variable => variable.startsWith('DATABASE_'))) return checks
   const address = addressOf(config.DATABASE_URL)
   let pool: Pool

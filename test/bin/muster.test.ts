@@ -233,6 +233,30 @@ describe('muster', function () {
       assert.equal(of('database')[0].status, 'ok')
     })
 
+    it('warns of settings that are probably not intended', async () => {
+      const warned = async (env: Record<string, string>) =>
+        (await diagnosis(env)).of('settings').map(({ status, detail, fix }) => `${status} ${detail}: ${fix}`)
+      assert.deepEqual(await warned({}), [])
+      assert.deepEqual(
+        await warned({ WORKER_CONCURENCY: '5', MUSTER_PORT: '80', TRUST_PROXY: 'true', CORS_ALLOWED_ORIGINS: '*' }),
+        [
+          'warn WORKER_CONCURENCY is no setting: Did you mean WORKER_CONCURRENCY?',
+          'warn MUSTER_PORT is no setting: Did you mean PORT?',
+          'warn TRUST_PROXY=true accepts a client address from every client: Set the number of proxies in front of web.',
+        ],
+      )
+      const [cors, ...others] = await warned({ NODE_ENV: 'production', BASE_URL: 'https://muster.example' })
+      assert.match(cors, /^warn CORS_ALLOWED_ORIGINS=\*/)
+      assert.deepEqual(others, [])
+    })
+
+    it('refuses a BASE_URL that is no address of the web', async () => {
+      for (const BASE_URL of ['ftp://muster.example', 'muster.example', 'javascript:1']) {
+        const { of } = await diagnosis({ BASE_URL })
+        assert.match(of('configuration')[0].detail, /^BASE_URL: must be an absolute http or https URL/)
+      }
+    })
+
     it('says that the database does not answer', async () => {
       const { ok, of } = await diagnosis({ DATABASE_URL: 'postgres://a:b@127.0.0.1:1/none' })
       assert.equal(ok, false)

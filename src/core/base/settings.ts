@@ -3,6 +3,8 @@ import { hostname } from 'node:os'
 import { z } from 'zod'
 import { derived, integer, optional, setting, settings, text, type Values } from './setting.ts'
 
+const isHttpUrl = (text: string): boolean => /^https?:$/.test(URL.parse(text)?.protocol ?? '')
+
 export const processSettings = settings(
   'process',
   {
@@ -33,9 +35,10 @@ export const processSettings = settings(
   (config, problem, env) => {
     config.baseUrlGiven = config.BASE_URL !== null && config.BASE_URL !== undefined
     config.BASE_URL = (config.BASE_URL ?? `http://localhost:${config.PORT}`).replace(/(?<!\/)\/+$/, '')
-    if (config.baseUrlGiven && !URL.canParse(config.BASE_URL)) problem('BASE_URL', 'must be an absolute URL')
+    if (config.baseUrlGiven && !isHttpUrl(config.BASE_URL)) problem('BASE_URL', 'must be an absolute http or https URL')
     config.DOCS_BASE_URL = (config.DOCS_BASE_URL ?? `${config.BASE_URL}/docs`).replace(/(?<!\/)\/+$/, '')
-    if (env.DOCS_BASE_URL && !URL.canParse(config.DOCS_BASE_URL)) problem('DOCS_BASE_URL', 'must be an absolute URL')
+    if (env.DOCS_BASE_URL && !isHttpUrl(config.DOCS_BASE_URL))
+      problem('DOCS_BASE_URL', 'must be an absolute http or https URL')
     config.INSTANCE_ID ??= `${hostname()}-${randomBytes(4).toString('hex')}`
   },
 )
