@@ -12,7 +12,7 @@ import { canAsk, note, printLine } from './terminal.ts'
 /** `muster chat <agent>`: a conversation on a session. Each line of stdin is a message. */
 export async function chatCommand(args: string[]): Promise<number> {
   const parser = addConnectionOptions(createParser('muster chat'), { output: false })
-    .description('Talk to an agent. Each line is a message; Ctrl-D ends the conversation.')
+    .description('Talk to an agent. Each line is a message; /exit or Ctrl-D ends the conversation.')
     .argument('<agent>', 'ID or name of the agent')
     .option('--session <id>', 'continue this session')
     .option('--actor <external id>', 'end user who speaks')
@@ -51,6 +51,7 @@ async function talk(caller: Caller, session_id: string, printer: SessionPrinter)
   if (canAsk()) lines.prompt()
   let code: number = EXIT.done
   for await (const message of lines) {
+    if (message.trim() === '/exit') break
     if (message.trim() !== '') {
       const id = await send(caller, { session_id, message })
       code = { completed: EXIT.done, failed: EXIT.workFailed, waits: EXIT.workWaits }[await printer.endOf(id)]

@@ -1,3 +1,4 @@
+import { Help } from 'commander'
 import { type ApiCommand, type CommandTable, flagOf, hasJsonBody, isTurn, needsConfirmation } from './commands.ts'
 import { type OperatorVerbs, OWN_COMMANDS, ownBelow } from './own-commands.ts'
 import { parserOf } from './parse.ts'
@@ -9,9 +10,13 @@ const EXIT_CODES = `Exit codes: 0 done, 1 failed otherwise, 2 wrong usage, 3 not
 7 invalid request, 8 over a limit, 9 the server failed, 10 no answer, 11 the work failed, 12 the work waits for an input,
 13 --timeout passed, 130 and 143 interrupted.`
 
+const helpWidth = (): number => Math.max(40, process.stdout.columns || 120)
+
 const columns = (rows: [name: string, text: string][]): string => {
   const width = Math.max(...rows.map(([name]) => name.length))
-  return rows.map(([name, text]) => `  ${name.padEnd(width)}  ${text}`.trimEnd()).join('\n')
+  const formatter = new Help()
+  formatter.prepareContext({ helpWidth: helpWidth() })
+  return rows.map(([name, text]) => formatter.formatItem(name, width, text, formatter).trimEnd()).join('\n')
 }
 
 /** Prints the help of a command, of a group of commands, or of the program. Returns false without such a command. */
@@ -37,18 +42,13 @@ export async function printHelp(
 
 function programHelp(table: CommandTable, operatorVerbs: OperatorVerbs): string {
   const modules = [...new Set(table.words().map(words => words[0]))].sort()
-  const lines: string[] = []
-  for (const name of modules) {
-    const open = lines.at(-1)
-    if (open === undefined || open.length + name.length > 110) lines.push(`  ${name}`)
-    else lines[lines.length - 1] = `${open}  ${name}`
-  }
+  const lines = new Help().boxWrap(modules.join('  '), Math.min(helpWidth(), 112) - 2)
   return `Usage: muster <module> <verb> [arguments]
 
 Self-hosted back end for AI agent applications on PostgreSQL alone.
 
 Modules (muster <module> --help lists the verbs):
-${lines.join('\n')}
+${lines.replace(/^/gm, '  ')}
 
 This program:
 ${columns(Object.entries(OWN_COMMANDS))}
@@ -86,7 +86,7 @@ export function commandHelp(command: ApiCommand): string {
   const { parser } = parserOf(command)
   const { summary, description, action, words } = command
   parser.helpOption('--help', 'show this help').description([`${summary}.`, description].filter(Boolean).join('\n'))
-  parser.configureHelp({ helpWidth: process.stdout.columns || 120 })
+  parser.configureHelp({ helpWidth: helpWidth() })
   return [
     parser.helpInformation().trimEnd(),
     `Examples:\n${examplesOf(command)

@@ -1,4 +1,4 @@
-import { EXIT, Failure } from './failure.ts'
+import { EXIT, Failure, UsageError } from './failure.ts'
 import { isId } from './ids.ts'
 import { isTerminal, type OutputSettings, printLine, visible, write } from './terminal.ts'
 
@@ -48,7 +48,9 @@ export class Table {
     this.#settings = settings
   }
 
+  /** @throws UsageError for a requested column that no item has */
   async print(items: readonly unknown[]): Promise<void> {
+    this.#refuseUnknown(items)
     const rows = items.map(item => this.#columns.map(column => cellText(valueAt(item, column), this.#settings)))
     const isFirst = this.#widths === null
     this.#widths ??= this.#measure(rows)
@@ -60,6 +62,13 @@ export class Table {
         .trimEnd()
     const head = isFirst ? [line(this.#columns.map(each => each.toUpperCase()))] : []
     await write([...head, ...rows.map(line)].map(each => `${each}\n`).join(''))
+  }
+
+  #refuseUnknown(items: readonly unknown[]): void {
+    const names = new Set(items.flatMap(item => Object.keys(item as Item)))
+    const unknown = this.#settings.columns?.find(column => !names.has(column.split('.')[0]))
+    if (unknown !== undefined)
+      throw new UsageError(`no item has the field ${unknown} of --columns`, `Fields: ${[...names].join(', ')}.`)
   }
 
   #measure(rows: readonly string[][]): number[] {
@@ -129,6 +138,22 @@ export async function printAnswer(
   if (settings.format === 'jsonl')
     return write((isList ? items : [data]).map(each => `${JSON.stringify(each)}\n`).join(''))
   if (settings.format === 'json') return write(isTerminal() ? `${body}\n` : body)
-  if (!isList) return printLine(await recordText(data, settings))
+  if (isList) return printTable(items, settings, columns)
+  const nested = nestedList(data)
+  if (!nested) return printLine(await recordText(data, settings))
+  await printLine(`${await recordText(nested.rest, settings)}\n`)
+  await printTable(nested.items, settings, columns)
+}
+
+async function printTable(items: unknown[], settings: OutputSettings, columns?: readonly string[]): Promise<void> {
   if (items.length > 0) await new Table(settings.columns ?? columns ?? columnsOf(items), settings).print(items)
+}
+
+/** Returns the page in an answer, such as the groups of usage, and the other fields; null without one. */
+function nestedList(answer: unknown): { items: unknown[]; rest: object } | null {
+  if (typeof answer !== 'object' || answer === null) return null
+  const lists = Object.entries(answer).filter(([, value]) => Array.isArray(value?.data) && 'total' in value)
+  if (lists.length !== 1) return null
+  const [[name, { data }]] = lists
+  return { items: data, rest: Object.fromEntries(Object.entries(answer).filter(([each]) => each !== name)) }
 }

@@ -28,7 +28,10 @@ async function readText(text: string): Promise<{ text: string; file?: string }> 
   try {
     return { text: await readFile(file, 'utf8'), file }
   } catch (error) {
-    throw new UsageError(`${file} cannot be read: ${(error as Error).message}`)
+    throw new UsageError(
+      `${file} cannot be read: ${(error as Error).message}`,
+      `Write @@${file} for a text that begins with @.`,
+    )
   }
 }
 

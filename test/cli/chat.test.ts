@@ -16,7 +16,9 @@ describe('muster chat', function () {
       ],
       { name: 'desk clerk' },
     )
-    const first = await user.run(['chat', 'desk clerk', '--actor', 'ann'], { input: 'I am Ann\n\nbye\n' })
+    const first = await user.run(['chat', 'desk clerk', '--actor', 'ann'], {
+      input: 'I am Ann\n\nbye\n /exit\nunsent\n',
+    })
     assert.deepEqual([first.code, first.stdout], [0, 'Hello Ann\nBye \u001b]0;x\u0007\n'], first.stderr)
     const [, id] = /^session (\S+)$/m.exec(first.stderr) as RegExpExecArray
     const messages = await app.messages({ id })

@@ -168,6 +168,18 @@ describe('the command line with the service', function () {
     assert.equal(hasControls(record.stdout), false)
     const utc = await user.onTerminal(['actors', 'list', '--name', 'evil', '--columns', 'id,created_at', '--utc'])
     assert.match(utc.stdout, /\d{4}-\d\d-\d\dT/)
+    const unknown = await user.onTerminal(['actors', 'list', '--name', 'evil', '--columns', 'id,nonsense'])
+    assert.equal(unknown.code, 2)
+    assert.match(unknown.stderr, /no item has the field nonsense of --columns\n.*Fields: id, /)
+    const usage = await user.onTerminal(['usage', 'aggregate', '--group-by', 'meter_type'])
+    assert.match(usage.stdout, /^group_by: meter_type$/m)
+  })
+
+  it('takes a text that begins with @ for a file, and names the other way', async () => {
+    const missing = await user.run(['actors', 'create', '--name', '@ann'])
+    assert.equal(missing.code, 2)
+    assert.match(missing.stderr, /Write @@ann for a text that begins with @/)
+    assert.equal((await json('actors', 'create', '--name', '@@ann')).name, '@ann')
   })
 
   it('explains an error with its fields, and prints it as received with --json', async () => {
