@@ -54,7 +54,7 @@ export async function startWorker(
   // Workers may share INSTANCE_ID, and in containers the process ID too.
   const instance = `${config.INSTANCE_ID}:${HOLDER}`
   const queues = Object.fromEntries(handlers.map(handler => [handler.queue.name, slotsOf(handler, config)]))
-  const heartbeat = new Heartbeat(services, { instance, kinds, identity: ownIdentity(), queues })
+  const heartbeat = new Heartbeat(services, { instance, kinds, holder: HOLDER, identity: ownIdentity(), queues })
   const beat = async () => {
     // Polls are at most one interval apart from each other. Writing from half an interval on keeps heartbeats closer
     // than two intervals, after which other workers end the leases of this one.

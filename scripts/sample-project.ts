@@ -112,7 +112,7 @@ async function scriptSampleModel(controlUrl: string): Promise<void> {
  */
 export async function createSampleProject(muster: Muster, controlUrl: string): Promise<SampleProject> {
   await scriptSampleModel(controlUrl)
-  const { id: project_id } = await muster.projects.create({ name: SAMPLE_PROJECT })
+  const { id: project_id } = await muster.projects.create({ name: `${SAMPLE_PROJECT} (incomplete)` })
   const provider = await muster.aiProviders.create({
     project_id,
     name: 'Production models',
@@ -142,6 +142,7 @@ export async function createSampleProject(muster: Muster, controlUrl: string): P
   const board = await createBoard(muster, project_id, agents.assistant)
   const claims = await createClaims(muster, project_id, agents.assistant, session.sessionId)
   const evaluation = await createEvaluation(muster, project_id, agents.assistant, provider.id)
+  await muster.projects.update({ project_id, name: SAMPLE_PROJECT })
   return { projectId: project_id, agentId: agents.assistant, ...session, ...run, ...board, ...claims, ...evaluation }
 }
 

@@ -78,8 +78,11 @@ export async function createDemo(
 ): Promise<Demo | null> {
   const get = (path: string) => request(url, token, 'GET', path)
   const post = (path: string, body: object) => request(url, token, 'POST', path, body)
-  const findByName = async (path: string, name: string) =>
-    (await get(path)).data.find((item: { name: string | null }) => item.name === name)
+  const find = async (path: string, fields: Record<string, unknown>) =>
+    (await get(path)).data.find((item: Record<string, unknown>) =>
+      Object.entries(fields).every(([name, value]) => item[name] === value),
+    )
+  const findByName = (path: string, name: string) => find(path, { name })
 
   let project = await findByName(`/projects?name=${DEMO}&limit=100`, DEMO)
   if (!project) {
@@ -103,18 +106,19 @@ export async function createDemo(
     await request(url, token, 'PATCH', `/ai-providers/${provider.id}`, { base_url })
 
   const agentOf = async (name: string, ai_provider_id: string) =>
-    (await findByName(`/agents?${within}`, name)) ??
+    (await find(`/agents?${within}`, { name, ai_provider_id })) ??
     (await post('/agents', { project_id, name, instructions: 'You are a friendly assistant.', ai_provider_id }))
-  const agent = await agentOf(DEMO, provider.id)
+  const agent = (await findByName(`/agents?${within}`, DEMO)) ?? (await agentOf(DEMO, provider.id))
   const vendors: VendorAgent[] = []
   for (const { variable, provider, model } of VENDORS) {
     const value = env[variable]
     if (!value) continue
     const secret = await findByName(`/secrets?${within}`, variable)
+    // Its value cannot be read and compared.
     if (secret) await request(url, token, 'PATCH', `/secrets/${secret.id}`, { value })
     const { id: secret_id } = secret ?? (await post('/secrets', { project_id, name: variable, value }))
     const { id: provider_id } =
-      (await findByName(`/ai-providers?${within}`, provider)) ??
+      (await find(`/ai-providers?${within}`, { provider, secret_id })) ??
       (await post('/ai-providers', { project_id, name: provider, provider, secret_id, default_model: model }))
     const { id: agent_id } = await agentOf(provider, provider_id)
     vendors.push({ agent_id, provider, model, variable })

@@ -28,7 +28,7 @@ export function checkSettings(config: Config, env: Environment): Check[] {
     checks.push(
       warning(
         'CORS_ALLOWED_ORIGINS=* lets pages of every origin read responses',
-        'List the origins of your pages; without pages of other origins, that of BASE_URL.',
+        'List the origins of your pages, or BASE_URL alone.',
       ),
     )
   if (!namesDatabase(env))

@@ -5,7 +5,7 @@ import { LIVE } from '#automation/orchestrations/runs/model.ts'
 import { hasVector, VECTOR_SOURCES } from '#content/index/vectors/store.ts'
 import { timeRangeCondition } from '#core/api/lists.ts'
 import { allOf, countStatement, type Queryable, sql } from '#core/db/sql.ts'
-import { isHeld } from '#execution/generations/store.ts'
+import { isExecutedByHolder } from '#execution/generations/store.ts'
 import { type BareMemory, bareColumns, unembeddedMemory } from '#memory/facts/store.ts'
 
 const FirstAdmin = z.strictObject({
@@ -219,7 +219,7 @@ export const listTurnsWithoutMessage = (
       filter.ids.length > 0 && sql.fragment`t.id = any (${sql.array([...filter.ids], 'text')})`,
       timeRangeCondition(sql.fragment`t.created_at`, filter),
     ])}
-      and not ${isHeld(sql.fragment`t`, sql.fragment`w`)}
+      and not ${isExecutedByHolder(sql.fragment`t`, sql.fragment`w`)}
       and not exists (select from messages k where k.name = ${queues.turn} and k.key = t.id)
       and not exists (select from messages k where k.name = ${queues.conversation} and k.key = t.conversation_id)
     order by t.created_at, t.id limit ${limit}`)

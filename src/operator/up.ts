@@ -17,7 +17,7 @@ import { isConsoleOutdated } from '#local/build.ts'
 import type { Double } from '#local/double/server.ts'
 import { findEmbedded, startEmbedded, stopEmbedded } from '#local/postgres.ts'
 import type { Demo, SignIn } from './demo.ts'
-import { databaseDirectory, loadOrCreateSecrets, namesDatabase, withSecrets } from './environment.ts'
+import { databaseDirectory, type Environment, loadOrCreateSecrets, namesDatabase, withSecrets } from './environment.ts'
 import { CommandError, describeError, print, printJson, printProgress } from './output.ts'
 import { REFUSED_PORTS } from './ports.ts'
 import { tryLockData } from './store.ts'
@@ -30,6 +30,8 @@ const CHECKOUT = path.resolve(import.meta.dirname, '../..')
 
 /** Preferred port of the test model, so that the address of the demo provider is stable across starts. */
 const DOUBLE_PORT = 5049
+
+const SAMPLE_PROGRAM = 'scripts/sample-project.ts'
 
 /** Default of HOST: the passwords of a first start are for this machine. */
 const LOOPBACK = '127.0.0.1'
@@ -87,7 +89,7 @@ type StartedDeployment = {
   signIn: SignIn | null
   signInFile: string
   demo: Demo | null
-  /** ID of the sample project that this start created. */
+  /** ID of the sample project; null without --sample. */
   sample: string | null
 }
 
@@ -97,17 +99,10 @@ async function startParts(
   stops: Stop[],
   isStopped: () => boolean,
 ): Promise<StartedDeployment | null> {
-  if (options.sample && options.demo === false)
-    throw new CommandError('--sample requires the test model', 'Omit --no-demo.')
+  if (options.sample) requireSample(options)
   const dataDir = path.resolve(options.data)
   const embedded = !namesDatabase(process.env)
-  const secrets = loadOrCreateSecrets(dataDir)
-  const env = withSecrets({ ...process.env, LOG_LEVEL: process.env.LOG_LEVEL || 'warn' }, secrets, embedded)
-  if (options.port !== undefined) env.PORT = options.port
-  // The health of this process is served by web; a fixed port of the worker could only conflict.
-  env.WORKER_HEALTH_PORT ||= '0'
-  env.WEB_EXECUTES ||= 'true'
-  env.HOST ||= LOOPBACK
+  const env = withDefaults(withSecrets(process.env, loadOrCreateSecrets(dataDir), embedded), options)
   const { PORT, HOST, CONSOLE_ENABLED, production } = loadSettings(env)
   if (CONSOLE_ENABLED && isConsoleOutdated(CHECKOUT))
     printProgress('the console was built from other sources than this checkout has: run npm run build')
@@ -126,7 +121,8 @@ async function startParts(
   const directory = databaseDirectory(dataDir)
   if (embedded) env.DATABASE_URL = await startDatabase(directory, stops)
   let double: Double | null = null
-  if (options.demo ?? (options.sample || !production)) {
+  const hasDemo = options.demo ?? !production
+  if (hasDemo || options.sample) {
     double = await startTestModel()
     stops.push(double.close)
     env.EGRESS_ALLOW_HOSTS = [env.EGRESS_ALLOW_HOSTS, new URL(double.url).host].filter(Boolean).join(',')
@@ -138,7 +134,7 @@ async function startParts(
     { startWeb },
     { startWorker },
     { migrate },
-    { createFirstAdmin, createDemo, createSignInUrl, issueAdminToken },
+    { createFirstAdmin, createSignInUrl, issueAdminToken },
     { loadModules },
     { modules },
   ] = await loading
@@ -174,11 +170,9 @@ async function startParts(
   try {
     const signIn = await createFirstAdmin(pool, address, signInFile, config)
     const token = double && (await issueAdminToken(pool, config))
-    const demo =
-      double && token !== null
-        ? await createDemo(token, address, double.url, { withKey: signIn !== null, env: process.env }).catch(skipDemo)
-        : null
-    const sample = double && token !== null && options.sample ? await createSample(token, address, double) : null
+    const model = double && token !== null ? { token, address, double } : null
+    const demo = model && hasDemo ? await createDemoOn(model, signIn !== null) : null
+    const sample = model && options.sample ? await createSample(model).catch(skipping('sample project')) : null
     return {
       config,
       // Sign-in cookies are bound to this host and are not sent under another name of it.
@@ -198,21 +192,50 @@ async function startParts(
   }
 }
 
+/** A deployment with the test model, and a token of its first admin. */
+type TestModel = { token: string; address: string; double: Double }
+
+const createDemoOn = async ({ token, address, double }: TestModel, withKey: boolean): Promise<Demo | null> => {
+  const { createDemo } = await import('./demo.ts')
+  return createDemo(token, address, double.url, { withKey, env: process.env }).catch(skipping('demo project'))
+}
+
 /**
- * Creates the sample project, or gives the test model its answers again. Returns the ID of the project. A program of its own,
+ * Creates the sample project, or gives the test model its answers again. Returns the ID of the project. A separate program,
  * because it uses the client of the API.
  */
-async function createSample(token: string, url: string, double: Double): Promise<string> {
+async function createSample({ token, address, double }: TestModel): Promise<string> {
   printProgress('sample project')
-  const env = { ...process.env, MUSTER_URL: url, MUSTER_TOKEN: token, MODEL_URL: double.url }
-  const { stdout } = await execFile(process.execPath, ['scripts/sample-project.ts'], { cwd: CHECKOUT, env })
+  const env = { ...process.env, MUSTER_URL: address, MUSTER_TOKEN: token, MODEL_URL: double.url }
+  const { stdout } = await execFile(process.execPath, [SAMPLE_PROGRAM], { cwd: CHECKOUT, env })
   return stdout.trim()
 }
 
-/** Reports the failure of the demo, which does not stop the deployment. */
-function skipDemo(error: unknown): null {
-  printProgress(`demo project not created: ${describeError(error)}`)
-  return null
+/** Reports the failure of a project, which does not stop the deployment. */
+const skipping =
+  (project: string) =>
+  (error: unknown): null => {
+    printProgress(`${project} not created: ${describeError(error)}`)
+    return null
+  }
+
+/** @throws CommandError if the sample project cannot be created here */
+function requireSample({ demo }: UpOptions): void {
+  if (demo === false) throw new CommandError('--sample requires the test model', 'Omit --no-demo.')
+  if (!fs.existsSync(path.join(CHECKOUT, SAMPLE_PROGRAM))) throw new CommandError('--sample requires a checkout')
+}
+
+/** Returns an environment with the defaults of one process for everything. */
+function withDefaults(env: Environment, { port }: UpOptions): Environment {
+  return {
+    ...env,
+    ...(port !== undefined && { PORT: port }),
+    LOG_LEVEL: env.LOG_LEVEL || 'warn',
+    HOST: env.HOST || LOOPBACK,
+    WEB_EXECUTES: env.WEB_EXECUTES || 'true',
+    // The health of this process is served by web; a fixed port of the worker could only conflict.
+    WORKER_HEALTH_PORT: env.WORKER_HEALTH_PORT || '0',
+  }
 }
 
 /** Returns the host for URLs of a local server that listens on `host`. */

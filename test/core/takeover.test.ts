@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { readFileSync } from 'node:fs'
-import { hasProcessEnded, ownIdentity } from '#core/base/holder.ts'
+import { HOLDER, hasProcessEnded, ownIdentity } from '#core/base/holder.ts'
 import { sql } from '#core/db/sql.ts'
 import { queueMessage } from '#core/queues/queue.ts'
 import { retentionSweepQueue } from '#core/work/sweeps.ts'
@@ -13,7 +13,13 @@ import { forSuite } from '../support/suite.ts'
 describe('leases of lost workers', () => {
   const app = forSuite(() => startApp({ env: { WORKER_HEARTBEAT_INTERVAL_MS: '1000' } }))
   const identity = ownIdentity() ?? { host: 'here', pid: process.pid, started: '0' }
-  const worker = { instance: 'mine', kinds: ['retention'], startedAt: new Date().toISOString(), identity }
+  const worker = {
+    instance: 'mine',
+    kinds: ['retention'],
+    holder: HOLDER,
+    startedAt: new Date().toISOString(),
+    identity,
+  }
   beforeEach(() => app.services.pool.query(sql.unsafe`delete from worker_heartbeats`))
 
   type Other = { host?: string; pid?: number; started?: string; ageMs?: number }

@@ -63,6 +63,7 @@ export type FaultPoint =
   | 'event_taken'
   | 'event_answered'
   | 'export_staged'
+  | 'local_turn'
   | 'request_carried_out'
 
 /**

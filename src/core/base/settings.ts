@@ -14,7 +14,11 @@ export const processSettings = settings(
       'Environment; `production` refuses development defaults.',
     ),
     PORT: setting(integer(0, 65535), '5047', 'Port of the web process.'),
-    HOST: setting(text, '0.0.0.0', 'Address on which the web process listens.'),
+    HOST: setting(
+      text,
+      '0.0.0.0',
+      'Address on which the web process listens; with `npm start` the default is 127.0.0.1.',
+    ),
     BASE_URL: setting(derived(optional), '', 'Public URL of the deployment; default `http://localhost:PORT`.', {
       production: true,
     }),

@@ -79,8 +79,11 @@ export function slotsOf(
 ): QueueSlots {
   const slots = (typeof concurrency === 'function' ? concurrency(config) : concurrency) ?? byDefault
   const isShared = queue.project !== undefined && batch === 1
-  return { slots, share: isShared ? Math.max(1, Math.ceil(slots * projectShare)) : slots * batch }
+  return { slots, share: isShared ? fairShare(slots, projectShare) : slots * batch }
 }
+
+/** Returns the slots that one project may hold while others wait. */
+export const fairShare = (slots: number, projectShare: number): number => Math.max(1, Math.ceil(slots * projectShare))
 
 type HandlerOptions<M> = {
   /** Concurrent messages (batches for a batch handler) per process, default the worker's concurrency. */

@@ -6,23 +6,33 @@ import type { Services } from '../base/services.ts'
 import { withTenant } from '../db/tenant-context.ts'
 import { withSlotHolder } from '../net/hanging-calls.ts'
 import type { Queue } from '../queues/queue.ts'
-import type { AcquiredSlot, JobContext } from './handler.ts'
+import { type AcquiredSlot, fairShare, type JobContext } from './handler.ts'
 import { ProjectSlots } from './project-slots.ts'
 
 /** Context of work without a message. */
 export type LocalContext = Pick<JobContext, 'signal' | 'stopping' | 'log' | 'releaseSlotWhile'>
 
+/** A slot for work of a project, which is released when the work ends, or by `release` if there is none. */
+export type LocalSlot = {
+  /**
+   * Executes work in the background.
+   * @param queue of the messages that the work replaces, for logs
+   */
+  run(queue: Pick<Queue<never>, 'name'>, work: (context: LocalContext) => Promise<unknown>): void
+  release(): void
+}
+
 /** Time that work has after the hard stop. */
 const HARD_STOP_MS = 1000
 
 /**
- * Work that a web process carries out itself for requests that wait for it (WEB_EXECUTES), instead of sending a message. The
- * row of the work has HOLDER of this process; other processes take the work over when its heartbeats end (`leaseHolding`).
+ * Work that a web process executes itself for requests that wait for it (WEB_EXECUTES), instead of sending a message. The row
+ * of the work has HOLDER of this process; other processes take the work over when its heartbeats end (`leaseHolding`).
  */
 export class LocalWork {
   readonly #services: Services
   readonly #slots: ProjectSlots
-  /** Whether other processes know that this one is alive. */
+  /** Whether other processes have a recent heartbeat of this one. */
   readonly #isAlive: () => boolean
   readonly #stopReport: () => void
   readonly #running = new Set<Promise<void>>()
@@ -34,7 +44,7 @@ export class LocalWork {
   constructor(services: Services, isAlive: () => boolean) {
     const { WORKER_CONCURRENCY: slots, PROJECT_WORKER_SHARE: projectShare } = services.config
     this.#services = services
-    this.#slots = new ProjectSlots({ slots, share: Math.max(1, Math.ceil(slots * projectShare)) })
+    this.#slots = new ProjectSlots({ slots, share: fairShare(slots, projectShare) })
     this.#isAlive = isAlive
     this.#stopReport = reportSlots(() => {
       const { total, used } = this.#slots
@@ -43,30 +53,23 @@ export class LocalWork {
   }
 
   /** Acquires a slot. Returns null if there is none for the project, or this process is stopping. */
-  tryAcquire(project: string): AcquiredSlot | null {
-    return this.#stopping.signal.aborted || !this.#isAlive() ? null : this.#slots.tryAcquire(project)
+  tryAcquire(project: string): LocalSlot | null {
+    const slot = this.#stopping.signal.aborted || !this.#isAlive() ? null : this.#slots.tryAcquire(project)
+    return slot && { release: slot.release, run: ({ name }, work) => this.#run(name, slot, work) }
   }
 
-  /**
-   * Runs work in the background and releases its slot when it ends.
-   * @param queue of the messages that the work replaces, for logs
-   */
-  run(
-    { name }: Pick<Queue<never>, 'name'>,
-    { holder, release }: AcquiredSlot,
-    work: (context: LocalContext) => Promise<unknown>,
-  ): void {
+  #run(name: string, { holder, release }: AcquiredSlot, work: (context: LocalContext) => Promise<unknown>): void {
     const { log } = this.#services
     const context: LocalContext = {
       signal: this.#hardStop.signal,
       stopping: this.#stopping.signal,
       log: log.child({ queue: name }),
       async releaseSlotWhile(work) {
-        const takeBack = holder.release()
+        const reacquire = holder.release()
         try {
           return await work()
         } finally {
-          takeBack()
+          reacquire()
         }
       },
     }
@@ -98,12 +101,12 @@ export class LocalWork {
 
 const opened = processSingleton<{ work: LocalWork | null }>(() => ({ work: null }))
 
-/** Lets a web process carry out work that its requests wait for. */
+/** Opens the execution of work in a web process. */
 export function openLocalWork(services: Services, isAlive: () => boolean): LocalWork {
   const work = new LocalWork(services, isAlive)
   opened(services).work = work
   return work
 }
 
-/** Returns what carries out work in this process; null in workers, and in web processes without WEB_EXECUTES. */
+/** Returns the local work of this process; null in workers, and in web processes without WEB_EXECUTES. */
 export const localWork = (services: Services): LocalWork | null => opened(services).work

@@ -11,9 +11,8 @@ export class ProjectSlots {
   readonly borrow: number
   /** Slots in use by project; work without a project is not limited. */
   readonly byProject = new Map<string, number>()
-  used = 0
-  /** Slots in use that were acquired by `tryAcquire`. */
-  acquired = 0
+  #used = 0
+  #acquired = 0
   readonly #countsProjects: boolean
   readonly #onReleased: () => void
 
@@ -30,11 +29,22 @@ export class ProjectSlots {
     this.#onReleased = onReleased
   }
 
-  get free(): number {
-    return this.total - this.used
+  get used(): number {
+    return this.#used
   }
 
-  countProject(project: string | null, change: 1 | -1): void {
+  get free(): number {
+    return this.total - this.#used
+  }
+
+  /** Slots in use that were acquired by `tryAcquire`. */
+  get acquired(): number {
+    return this.#acquired
+  }
+
+  /** Takes or releases a slot of a project. */
+  change(project: string | null, change: 1 | -1): void {
+    this.#used += change
     if (!this.#countsProjects || project === null || project === NO_PROJECT) return
     const held = (this.byProject.get(project) ?? 0) + change
     if (held > 0) this.byProject.set(project, held)
@@ -43,12 +53,11 @@ export class ProjectSlots {
 
   /** Acquires a free slot for work of a project without a message. Returns null if there is none for the project. */
   tryAcquire(project: string): AcquiredSlot | null {
-    const isAtShare = (this.byProject.get(project) ?? 0) >= this.share && this.used >= this.borrow
+    const isAtShare = (this.byProject.get(project) ?? 0) >= this.share && this.#used >= this.borrow
     if (this.free <= 0 || isAtShare) return null
     const changeUse = (change: 1 | -1) => {
-      this.used += change
-      this.acquired += change
-      this.countProject(project, change)
+      this.#acquired += change
+      this.change(project, change)
       if (change === -1) this.#onReleased()
     }
     changeUse(1)

@@ -417,19 +417,15 @@ export class QueueConsumer {
         abort: new AbortController(),
       }),
     )
-    this.#slots.used += 1
+    this.#slots.change(attempts[0].project, 1)
     this.#handled.add(attempts)
-    for (const attempt of attempts) {
-      this.#attempts.set(attempt.id, attempt)
-      this.#slots.countProject(attempt.project, 1)
-    }
+    for (const attempt of attempts) this.#attempts.set(attempt.id, attempt)
     const handling = this.#handler.batch ? this.#handleBatch(attempts) : this.#handleOne(attempts[0])
     return handling
       .catch(error => this.#log.error({ err: error, queue: this.#queue.name }, 'attempt recording failed'))
       .finally(() => {
-        this.#slots.used -= 1
+        this.#slots.change(attempts[0].project, -1)
         this.#handled.delete(attempts)
-        for (const attempt of attempts) this.#slots.countProject(attempt.project, -1)
         if (this.#waitsForSlot) this.claimNow()
       })
   }
@@ -460,8 +456,7 @@ export class QueueConsumer {
     const before = attempt.waits
     attempt.waits += change
     if (before !== 0 && attempt.waits !== 0) return
-    this.#slots.used -= change
-    this.#slots.countProject(attempt.project, change === 1 ? -1 : 1)
+    this.#slots.change(attempt.project, change === 1 ? -1 : 1)
     if (change === 1 && this.#waitsForSlot) this.claimNow()
   }
 

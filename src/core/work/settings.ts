@@ -19,7 +19,11 @@ export const workerSettings = settings('workers', {
     WORKER_KINDS.join(','),
     'Concerns of a worker process that is started without arguments.',
   ),
-  WORKER_CONCURRENCY: setting(integer(1, 1000), '10', 'Messages processed concurrently, per queue and process.'),
+  WORKER_CONCURRENCY: setting(
+    integer(1, 1000),
+    '10',
+    'Messages processed concurrently, per queue and process; with WEB_EXECUTES also turns per web process.',
+  ),
   PROJECT_WORKER_SHARE: setting(
     fraction,
     '0.5',

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { correctSystemClock } from '../base/clock.ts'
 import { extensionPoint } from '../base/declarations.ts'
-import { HOLDER, hasProcessEnded, type ProcessIdentity } from '../base/holder.ts'
+import { hasProcessEnded, type ProcessIdentity } from '../base/holder.ts'
 import { release } from '../base/release.ts'
 import type { Services } from '../base/services.ts'
 import { type Fragment, sql, voidStatement } from '../db/sql.ts'
@@ -48,7 +48,8 @@ const BEAT = `
       version = excluded.version, queues = excluded.queues, clock_ahead_ms = excluded.clock_ahead_ms
     returning clock_ahead_ms)
   select o.holder, o.pid, o.pid_started, coalesce(o.host = $5, false) as neighbour,
-    coalesce(o.beat_at < now() - $8 * interval '1 ms', false) as silent,
+    coalesce(o.beat_at < now() - $8 * interval '1 ms' and not exists (
+      select from worker_heartbeats l where l.holder = o.holder and l.beat_at >= now() - $8 * interval '1 ms'), false) as silent,
     coalesce(o.kinds <> '{}', false) as claims, mine.clock_ahead_ms
   from mine left join worker_heartbeats o on o.holder <> $4`
 
@@ -60,10 +61,10 @@ export type Worker = {
   /** Concerns; none for a web process, which claims no messages. */
   kinds: readonly string[]
   /**
-   * Whether a web process carries out work (local-work.ts). Otherwise it holds no leases and ends none: its heartbeats
-   * compare its clock.
+   * HOLDER of a process with leases, which ends the leases of lost processes too; null for a web process without: its
+   * heartbeats compare its clock.
    */
-  executes?: boolean
+  holder: string | null
   identity: ProcessIdentity | null
   /** Slots by queue. */
   queues?: Record<string, QueueSlots>
@@ -95,7 +96,12 @@ export class Heartbeat {
     return performance.now() - this.#beatAt
   }
 
-  /** Number of live workers as of the last heartbeat, with this one. */
+  /** Whether other processes count this one as alive. */
+  get isRecent(): boolean {
+    return this.ageMs < this.#silentMs
+  }
+
+  /** Number of live workers as of the last heartbeat of a worker, with this one. */
   get workers(): number {
     return this.#workers
   }
@@ -119,10 +125,15 @@ export class Heartbeat {
     )
   }
 
+  /** Time without a heartbeat after which a process of another host is lost. */
+  get #silentMs(): number {
+    return Math.max(2 * this.#services.config.WORKER_HEARTBEAT_INTERVAL_MS, MIN_SILENCE_MS)
+  }
+
   async #write(): Promise<void> {
-    const { config, log } = this.#services
-    const { instance, kinds, executes = kinds.length > 0, identity, queues = {} } = this.#worker
-    const silentMs = Math.max(2 * config.WORKER_HEARTBEAT_INTERVAL_MS, MIN_SILENCE_MS)
+    const { log } = this.#services
+    const { instance, kinds, holder, identity, queues = {} } = this.#worker
+    const silentMs = this.#silentMs
     const sentAt = performance.now()
     if (this.ageMs > silentMs) this.#steadySince = sentAt
     // On the connections of the queues, which no handler holds, so that a busy worker can still write it.
@@ -131,7 +142,7 @@ export class Heartbeat {
       instance,
       kinds,
       new Date().toISOString(),
-      executes ? HOLDER : null,
+      holder,
       host,
       pid,
       started,

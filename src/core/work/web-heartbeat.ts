@@ -16,7 +16,7 @@ export async function startWebHeartbeat(services: Services): Promise<WebHeartbea
     // A worker may run in the same process.
     instance: `${config.INSTANCE_ID}:web:${HOLDER}`,
     kinds: [],
-    executes: config.WEB_EXECUTES,
+    holder: config.WEB_EXECUTES ? HOLDER : null,
     identity: ownIdentity(),
   })
   const beat = () => heartbeat.beat().catch(error => log.debug({ err: error }, 'heartbeat failed'))
@@ -26,14 +26,13 @@ export async function startWebHeartbeat(services: Services): Promise<WebHeartbea
     // One after the other: a heartbeat waits while the database is silent.
     while (await pause(config.WORKER_HEARTBEAT_INTERVAL_MS, stopping.signal)) await beat()
   })()
-  const isRecent = () => heartbeat.ageMs < config.WORKER_HEARTBEAT_INTERVAL_MS * 2
   const end = async () => {
     stopping.abort()
     const deleted = ended.then(() => heartbeat.end())
     // A stop does not wait for a database that is silent: heartbeats without an end are pruned.
     await settledWithin(END_MS, deleted).catch(error => log.debug({ err: error }, 'heartbeat not deleted'))
   }
-  return { isRecent, end }
+  return { isRecent: () => heartbeat.isRecent, end }
 }
 
 /** Waits. Returns false if the signal ends the wait. */

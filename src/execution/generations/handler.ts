@@ -11,7 +11,7 @@ import { loadWithMessage, readLoadedTurn } from './loop/turn-store.ts'
 import { generationKind } from './model.ts'
 import { abortTurn } from './request/cancel-turn.ts'
 import { turnQueue } from './request/create.ts'
-import { endHolds, listOverdueActions, listTurnsWithoutWakeUp } from './store.ts'
+import { clearHolders, listOverdueActions, listTurnsWithoutWakeUp } from './store.ts'
 import { deleteOldFrames } from './streams/frame-store.ts'
 import { flushTraces, TRACES_PER_FLUSH, traceFlushQueue } from './traces/flush.ts'
 import { listUnflushedTraces, lockSettlingTurns } from './traces/store.ts'
@@ -77,8 +77,8 @@ const wakeUpOf = ({ id: generation_id, project_id }: { id: string; project_id: s
   queueMessage(turnQueue, { generation_id, project_id })
 
 /** Sends the messages of turns that lost web processes executed. */
-export async function wakeHeldTurns(tx: Tx, isGone: (holder: Fragment) => Fragment): Promise<void> {
-  for (const turn of await endHolds(tx, { isGone })) {
+export async function wakeTurnsOfLostHolders(tx: Tx, isGone: (holder: Fragment) => Fragment): Promise<void> {
+  for (const turn of await clearHolders(tx, { isGone })) {
     const { queue, data } = wakeUpOf(turn)
     tx.send(queue, data)
   }
@@ -105,13 +105,16 @@ async function failOverdueActions(services: Services, limit: number): Promise<nu
 }
 
 /**
- * Fallback for lost notifications: wakes turns without progress for a lease or a sweep interval, queues the flush of
+ * Fallback for lost notifications: ends the holds of processes that left, or have exceeded the time of a turn, wakes turns without progress for a lease or a sweep interval, queues the flush of
  * settled steps that are still in the journal, and deletes old frames.
  */
 async function sweepTurns(services: Services, stopping: AbortSignal): Promise<void> {
   const { pool, queues, config } = services
-  const lost = await endHolds(pool, {
-    isGone: holder => sql.fragment`not exists (select from worker_heartbeats b where b.holder = ${holder})`,
+  const lost = await clearHolders(pool, {
+    isGone: holder => sql.fragment`(
+      not exists (select from worker_heartbeats b where b.holder = ${holder})
+      or exists (select from generations g where g.id = w.generation_id
+        and g.updated_at < now() - make_interval(secs => ${config.GENERATION_MAX_SECONDS + config.GENERATION_LEASE_SECONDS})))`,
   })
   const idle = await listTurnsWithoutWakeUp(
     pool,

@@ -13,7 +13,7 @@ import { endUserTurns } from './erase/end-user-traces.ts'
 import { contentSweepHandler, contentSweepSchedule } from './erase/expire-content.ts'
 import { EXPIRE_TRACES, traceSweepHandler, traceSweepSchedule } from './erase/expire-traces.ts'
 import { generationErrors } from './errors.ts'
-import { generationHandlers, generationSchedules, preloadSdk, wakeHeldTurns } from './handler.ts'
+import { generationHandlers, generationSchedules, preloadSdk, wakeTurnsOfLostHolders } from './handler.ts'
 import { turnsTotal } from './loop/turn-attempt.ts'
 import { generationKind, sealedTurnData } from './model.ts'
 import { generationOperations, traceOperations } from './operations.ts'
@@ -59,7 +59,7 @@ export default module('generations', {
     }),
     turnRates.with(countRecentTurns),
     endUserContent.with(endUserTurns),
-    leaseHolding.with(wakeHeldTurns),
+    leaseHolding.with(wakeTurnsOfLostHolders),
     waitingRows.with({ concern: 'generation', since: oldestPending }),
   ],
 })

@@ -124,7 +124,8 @@ async function startTurn(context: AgentContext, agent: RunnableAgent, generation
     unstored: !body.store,
   }
   const addWrites = (outbox: Outbox) => recordTurn(context, outbox, { generation_id, after_step: 0, after_frame: 0 })
-  return createRequestedTurn(context, agent, turn, addWrites)
+  const isLocal = body.stream !== null || !body.background
+  return createRequestedTurn(context, agent, turn, { isLocal, addWrites })
 }
 
 async function runInSession(context: Context<Record<string, never>, AgentTurnCall>): Promise<OperationResult> {

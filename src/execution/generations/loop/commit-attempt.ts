@@ -3,7 +3,7 @@ import type { GenerationRow } from '../model.ts'
 import { listAbortedOrLost } from '../store.ts'
 import { addFrame, type Frame } from '../streams/frame-store.ts'
 import { liveTurns, TurnAborted, TurnClaimLost } from '../streams/live-turns.ts'
-import { endHere, notifyEnd, sealEnd } from '../streams/turn-end.ts'
+import { localEnd, notifyEnd, sealEnd } from '../streams/turn-end.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
 import { executeFenced } from './turn-store.ts'
 
@@ -39,9 +39,10 @@ export async function commitAttempt(
     const { event, data } = last(result)
     const frame = turn.frames.next(event, data)
     const end = { seq: frame.seq, data }
-    if (context.isHeld) {
+    if (context.isHolder) {
+      // Callers in this process get the end directly; the notification is for other processes.
       notifyEnd(outbox, after.id)
-      outbox.afterCommit(() => liveTurns(services).end(after.id, endHere(after, end)))
+      outbox.afterCommit(() => liveTurns(services).announceEnd(after.id, localEnd(after, end)))
     } else notifyEnd(outbox, after.id, turn.data?.awaited ? sealEnd(services, after, end) : null)
     return frame
   }

@@ -1,6 +1,7 @@
 import { systemClock } from '#core/base/clock.ts'
 import { raise } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
+import { HOLDER } from '#core/base/holder.ts'
 import type { Services } from '#core/base/services.ts'
 import { databaseErrorKind, isTransient } from '#core/db/database-errors.ts'
 import { withTriggerChain } from '#core/db/trigger-chain.ts'
@@ -11,7 +12,7 @@ import { callRoute, routingRecorder } from '#execution/model-routes/call.ts'
 import { callModel, ModelCallError } from '#execution/providers/call.ts'
 import type { ModelAnswer, ModelMessage, ModelRequest, PromptMessage } from '#execution/providers/model-messages.ts'
 import { CUT, settledStep } from '../journal/step.ts'
-import type { GenerationRow, OpenStep, TurnData } from '../model.ts'
+import type { OpenStep, TurnData } from '../model.ts'
 import { attachFiles, readFiles } from '../request/message-files.ts'
 import { calledModels } from '../request/message-media.ts'
 import { promptMessages } from '../request/turn-result.ts'
@@ -51,7 +52,7 @@ type TurnExit = 'settled' | 'claim_lost' | 'requeued' | 'waiting'
  * Executes a turn, which createTurn has placed, until it settles or pauses. The path of a turn: executeTurn (load) →
  * prepareTurn → TurnAttempt.claim → runSteps: requestStep, callTools, TurnAttempt.journalStep → completeTurn, failTurn
  * or pauseTurn → commitAttempt, which also emits events and notifies waiting callers. Returns `deferred` if the project
- * is paused and the turn has not started.
+ * is paused and the turn has not started, and `settled` if another process executes the turn as its holder.
  * @param preloaded the turn, if it was loaded with its message or its prompt
  */
 export async function executeTurn(
@@ -65,8 +66,10 @@ export async function executeTurn(
   const { status } = loaded.generation
   if (status !== 'pending' && status !== 'in_progress') return 'settled'
   if (status === 'pending' && loaded.paused) return 'deferred'
-  // A web process executes the turn.
-  if (loaded.holder !== null && isRunning(loaded.generation) && !context.isHeld) return 'settled'
+  if (context.isHolder) {
+    // Workers may have claimed the turn between its insert and its load.
+    if (loaded.holder !== HOLDER) return 'claim_lost'
+  } else if (loaded.isExecutedByHolder) return 'settled'
   if (mustWaitForModel(loaded.generation)) return 'waiting'
   const source = context.source ?? ownedTurn(loaded.generation)
   const turn = new TurnAttempt(services, loaded, { ...context, source })
@@ -75,8 +78,6 @@ export async function executeTurn(
   const isStale = preloaded !== null && exit === 'claim_lost' && !turn.isClaimed && !context.signal.aborted
   return isStale ? executeTurn(services, generationId, context) : exit
 }
-
-const isRunning = ({ status, handed_back }: GenerationRow): boolean => status === 'in_progress' && !handed_back
 
 async function runAttempt(turn: TurnAttempt): Promise<TurnExit> {
   const { services, context } = turn

@@ -163,12 +163,12 @@ export class TurnAttempt {
   }
 
   /**
-   * Claims the turn, unless this process holds it. On a resume a frame voids the text of the interrupted step.
+   * Claims the turn, unless this process is its holder. On a resume a frame voids the text of the interrupted step.
    * @throws TurnClaimLost
    */
   async claim(): Promise<void> {
     const { generation: before, services, context } = this
-    if (context.isHeld) {
+    if (context.isHolder) {
       this.#isClaimed = true
       return
     }
@@ -185,7 +185,7 @@ export class TurnAttempt {
       agentVersion: after.agent_version as number,
       now,
       sealedData: first && context.source?.prepare && this.data ? sealTurnData(services, before, this.data) : null,
-      wasHeld: this.loaded.holder !== null,
+      hasHolder: this.loaded.holder !== null,
       frames,
     }
     // If the response to the claim is lost, the turn is requeued under it.

@@ -151,8 +151,8 @@ export type TurnContext = {
   /** Sets the delay after which the message is handled again if the turn is requeued. */
   retryIn: (ms: number) => void
   source?: TurnSource
-  /** Whether this process holds the turn, which it created in progress. */
-  isHeld?: boolean
+  /** Whether this process is the holder of the turn, which it created in progress. */
+  isHolder?: boolean
   /** Completes the message of a turn without a source when it settles. */
   complete?: (outbox: Outbox) => void
 }

@@ -11,7 +11,7 @@ import { aiProviderKind, type ProviderRow } from '#execution/providers/model.ts'
 import type { ToolRow } from '#execution/tools/model.ts'
 import { JournalRow, journalClosed, journalInsert, journalTable } from '../journal/store.ts'
 import { type GenerationRow, generationKind, JournalStepRow } from '../model.ts'
-import { turnDataTable } from '../store.ts'
+import { isExecutedByHolder, turnDataTable } from '../store.ts'
 import { type Frame, frameRows } from '../streams/frame-store.ts'
 import { wireStep } from '../traces/store.ts'
 
@@ -25,6 +25,7 @@ const LoadedTurn = z.object({
   loaded_paused: z.boolean(),
   loaded_work: z.string().nullable(),
   loaded_holder: z.string().nullable(),
+  loaded_executed: z.boolean(),
   loaded_steps: z.array(JournalStepRow),
   loaded_journal: z.array(JournalRow),
   /** json, because jsonb would reorder the keys of schemas. */
@@ -50,8 +51,10 @@ export type LoadedTurn = {
   route: LoadedRoute | null
   paused: boolean
   sealedData: string | null
-  /** The web process that executes the turn, or did before it was handed over; null for none. */
+  /** The web process that created the turn in progress; null once a worker has claimed the turn. */
   holder: string | null
+  /** Whether the holder executes the turn: it has neither paused nor been requeued since. */
+  isExecutedByHolder: boolean
   steps: JournalStepRow[]
   journal: JournalRow[]
   /** Tools of the agent's project that its bindings refer to. */
@@ -73,7 +76,7 @@ const turnSelect = (where: Fragment, agent: Fragment = servedAgentOfTurn): Fragm
       case when a.id is not null then ${routeOfRow('a')} end as loaded_route,
       p.paused_at is not null as loaded_paused,
       coalesce(w.sealed, wu.sealed) as loaded_work,
-      w.holder as loaded_holder,
+      w.holder as loaded_holder, coalesce(${isExecutedByHolder(sql.fragment`t`, sql.fragment`w`)}, false) as loaded_executed,
       coalesce((select jsonb_agg(to_jsonb(s) - 'generation_id' order by s.n) from generation_steps s where s.generation_id = t.id), '[]') as loaded_steps,
       case when t.journalled > 0 then (
         select coalesce(json_agg(j order by j.n, j.position), '[]') from (
@@ -163,6 +166,7 @@ function loadedTurn(row: z.output<typeof LoadedTurn>): LoadedTurn {
     loaded_paused,
     loaded_work,
     loaded_holder,
+    loaded_executed,
     loaded_steps,
     loaded_journal,
     loaded_tools,
@@ -178,6 +182,7 @@ function loadedTurn(row: z.output<typeof LoadedTurn>): LoadedTurn {
     paused: loaded_paused,
     sealedData: loaded_work,
     holder: loaded_holder,
+    isExecutedByHolder: loaded_executed,
     steps: loaded_steps.map(wireStep),
     journal: loaded_journal,
     tools: loaded_tools,
@@ -199,8 +204,7 @@ export function claimParts(claim: {
   agentVersion: number
   now: string
   sealedData: string | null
-  /** Whether a web process executed the turn before. */
-  wasHeld: boolean
+  hasHolder: boolean
   frames: Frame[]
 }): StatementWrite {
   const { generation } = claim
@@ -219,9 +223,9 @@ export function claimParts(claim: {
   if (claim.sealedData !== null)
     ctes.push(sql.fragment`prepared as (
       update ${turnDataTable(generation.content_mode)} set sealed = ${claim.sealedData} where generation_id = ${generation.id} and ${guard})`)
-  if (claim.wasHeld)
+  if (claim.hasHolder)
     ctes.push(
-      sql.fragment`unheld as (update generation_work set holder = null where generation_id = ${generation.id} and ${guard})`,
+      sql.fragment`holder_cleared as (update generation_work set holder = null where generation_id = ${generation.id} and ${guard})`,
     )
   if (claim.frames.length > 0)
     ctes.push(sql.fragment`first_frames as (${frameRows(generation.id, claim.frames, guard)})`)

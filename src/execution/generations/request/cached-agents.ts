@@ -2,10 +2,12 @@ import { randomInt } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
 import type { Context } from '#core/api/operation.ts'
 import { AppError } from '#core/base/errors.ts'
+import { newId } from '#core/base/ids.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
 import type { Outbox } from '#core/writes/writer.ts'
 import type { AgentRow } from '#execution/agents/model.ts'
+import { generationKind } from '../model.ts'
 import { consumeShareForTurn } from './admission.ts'
 import { AgentChanged, createStartedTurn, createTurn, createTurnInOneStatement, type TurnInput } from './create.ts'
 import { findRunnableAgent, type RunnableAgent } from './create-store.ts'
@@ -96,24 +98,25 @@ export async function withCurrentAgent<T>(
       else cachedAgents(services).delete(agent.id)
       audit.additional_checks.length = checks
       await context.recheck(current)
-      agent = changes === 0 ? (current as RunnableAgent) : { ...(current as RunnableAgent), isLatest: true }
+      agent = changes === 0 ? (current as RunnableAgent) : { ...(current as RunnableAgent), mayHaveChanged: true }
     }
   }
 }
 
 /**
  * Creates the turn of a request outside of conversations in one statement, or in a transaction with the call that it takes
- * of a share. `addWrites` adds what the request writes with it. A turn that its caller waits for is executed by this
- * process if it may and has a slot.
+ * of a share. `addWrites` adds what the request writes with it.
+ * @param isLocal whether this process may execute the turn, if it has a slot: the caller waits for it, and the request has
+ *   had no effect that a second start would repeat
  * @throws AgentChanged if the agent has changed and may be read again
  */
 export async function createRequestedTurn(
   { services, grant }: Pick<Context, 'services' | 'grant'>,
   agent: RunnableAgent,
   turn: Omit<TurnInput, 'agent_id' | 'agent_version' | 'agent_revision' | 'shape'>,
-  addWrites: (outbox: Outbox) => void,
+  { isLocal, addWrites }: { isLocal: boolean; addWrites: (outbox: Outbox) => void },
 ) {
-  const { id: agent_id, version: agent_version, cached, isLatest, revision } = agent
+  const { id: agent_id, version: agent_version, cached, mayHaveChanged, revision } = agent
   const input: TurnInput = {
     ...turn,
     agent_id,
@@ -128,10 +131,13 @@ export async function createRequestedTurn(
       addWrites(tx)
       return made
     })
-  const isAwaited = input.awaited || input.streamed
-  const slot = isAwaited && !isLatest ? await acquireLocalSlot(services, input) : null
+  const slot = isLocal && !mayHaveChanged ? await acquireLocalSlot(services, input) : null
   if (!slot) return createTurnInOneStatement(services, { input, binding: agent, addWrites })
-  return startLocally(services, slot, () =>
-    createStartedTurn(services, { input: { ...input, agent_revision: revision }, binding: agent, addWrites }),
-  )
+  const { project_id, generation_id: id = newId(generationKind.prefix) } = input
+  const started = { ...input, generation_id: id, agent_revision: revision }
+  return startLocally(services, slot, {
+    id,
+    project_id,
+    create: () => createStartedTurn(services, { input: started, binding: agent, addWrites }),
+  })
 }

@@ -46,7 +46,7 @@ export type NewTurn = Pick<
   sealedData: string
   /** Revision of the agent without which the turn is not inserted; null for any. */
   agent_revision: string | null
-  /** The process that starts the turn at once; null for a turn that waits for a worker. */
+  /** The process that executes the turn from now on; null for a turn that waits for a worker. */
   holder: string | null
 }
 
@@ -113,7 +113,7 @@ export function newTurnParts(turn: NewTurn, extra: ExtraCtes = { ctes: [] }): St
   const startedAt = started ? turn.created_at : null
   const ctes = [
     sql.fragment`project as (select id, paused_at, pause_reason, trace_content_mode, require_priced_model from projects where id = ${turn.project_id} for share)`,
-    // The stricter mode of project and agent; for an agent of another project, the mode of the project.
+    // The stricter mode of project and agent, as in startedRow (create.ts); for an agent of another project, the mode of the project.
     sql.fragment`runnable as (
       select case when project.trace_content_mode = 'none' or ${turn.unstored} then 'none' when p.id is not null then 'full'
           else coalesce(a.trace_content_mode, 'full') end as mode,
@@ -169,15 +169,15 @@ export async function insertTurn(
 /** An agent with its provider or route, and the revision of all of it. */
 const RunnableAgent = agentKind.row.extend({
   ...AgentBinding.shape,
-  /** Of the agent's project. */
+  /** Trace content mode of the agent's project. */
   project_content_mode: z.enum(['full', 'none']),
   revision: z.string(),
 })
 export type RunnableAgent = z.output<typeof RunnableAgent> & {
   /** Whether it is from the cache of the process. */
   cached?: true
-  /** Whether it has changed repeatedly: a turn is created with it even if it changes again. */
-  isLatest?: true
+  /** Whether a turn is created with it even if it has changed again, after two changes. */
+  mayHaveChanged?: true
 }
 const runnableAgentRow = sql.type(RunnableAgent)
 

@@ -119,6 +119,10 @@ export const turnOrigin = (
         : { run_id: turn.orchestration_run_id, node_id: turn.node_id ?? '', attempt: turn.node_attempt ?? 1 },
   }) satisfies Partial<TurnInput>
 
+/** Returns the permission that is checked again when a turn starts. */
+export const permissionOf = ({ permission, agent_id }: TurnInput): NonNullable<GenerationRow['permission']> =>
+  permission ?? { action: 'agents:CreateAgentGeneration', kind: 'agent', id: agent_id }
+
 const triggerOf = ({ via }: PrincipalRecord): string | null => (via?.type === 'trigger' ? via.id : null)
 
 /** Returns the row of a new turn with its sealed turn data. */
@@ -170,7 +174,7 @@ function buildTurn(services: Services, input: TurnInput): NewTurn {
     source: input.source ?? null,
     metadata: input.metadata ?? null,
     authority: input.authority,
-    permission: input.permission ?? { action: 'agents:CreateAgentGeneration', kind: 'agent', id: input.agent_id },
+    permission: permissionOf(input),
     streamed: input.streamed,
     shape: input.shape,
     unstored: input.unstored ?? false,
@@ -382,9 +386,9 @@ export async function createTurnInOneStatement(
 }
 
 /**
- * Like createTurnInOneStatement, but the turn is in progress, in its first attempt, which this process makes: no message is
- * sent. The checks of a start are the checks of the request. Requires the agent's revision in `input`, and no quota that
- * reserves.
+ * Like createTurnInOneStatement, but the turn is in progress, in its first attempt, with this process as its holder: no message
+ * is sent. The checks of a start are the checks of the request. Requires the agent's revision in `input`, and no quota for
+ * which the project reserves. Returns the turn as `loadTurn` does, but without tools.
  */
 export async function createStartedTurn(
   services: Services,
@@ -407,6 +411,7 @@ export async function createStartedTurn(
     paused: false,
     sealedData: turn.sealedData,
     holder: HOLDER,
+    isExecutedByHolder: true,
     steps: [],
     journal: [],
     tools: [],
@@ -445,6 +450,7 @@ function startedRow(turn: NewTurn, agent: RunnableAgent): GenerationRow {
     created_at: now,
     ...columns
   } = turn
+  // As the insert computes it (`runnable`, create-store.ts).
   const isStored = agent.project_content_mode === 'full' && !unstored && agent.trace_content_mode !== 'none'
   return {
     ...columns,

@@ -299,7 +299,10 @@ async function startTurn(context: GenerateContext, agent: RunnableAgent, mode: R
     ...waitOf(mode),
   }
   const addWrites = (outbox: Outbox) => context.record(outbox, createdStatus(mode), { made: { generation_id } })
-  return createRequestedTurn(context, agent, turn, addWrites)
+  return createRequestedTurn(context, agent, turn, {
+    isLocal: mode !== 'background' && pending.length === 0,
+    addWrites,
+  })
 }
 
 export const generateOperation = itemOperation(agentKind, {

@@ -38,8 +38,8 @@ export type LiveTurns = {
    * Registers a running attempt, whose controller is aborted with TurnAborted or TurnClaimLost. Returns its removal.
    */
   run(generationId: string, attempt: number, controller: AbortController): () => void
-  /** Tells subscribers in this process the end of a turn, which they read if it is undefined. */
-  end(generationId: string, end: AnnouncedEnd | undefined): void
+  /** Notifies subscribers in this process of the end of a turn; without `end` they read it. */
+  announceEnd(generationId: string, end: AnnouncedEnd | undefined): void
   /** Subscribes to notifications of a turn and to reconnects. Returns the unsubscribe function. */
   watch(generationId: string, listener: TurnListener): () => void
 }
@@ -70,7 +70,7 @@ function createLiveTurns(services: Services): LiveTurns {
       log.warn({ err: error }, 'running turns check failed')
     }
   })
-  const tell = (id: string, event: 'frames' | 'settled', end?: AnnouncedEnd) => {
+  const notifyListeners = (id: string, event: 'frames' | 'settled', end?: AnnouncedEnd) => {
     for (const listener of [...(watchers.get(id) ?? [])]) listener(event, end)
   }
   services.notifications.listen(ABORT_CHANNEL, id => {
@@ -81,7 +81,7 @@ function createLiveTurns(services: Services): LiveTurns {
     payload => {
       const [id, event, seq, sealed] = payload.split(' ')
       const end = sealed === undefined ? undefined : { seq: Number(seq), sealed }
-      tell(id, event as 'frames' | 'settled', end)
+      notifyListeners(id, event as 'frames' | 'settled', end)
     },
     {
       onReconnect: () => {
@@ -103,8 +103,8 @@ function createLiveTurns(services: Services): LiveTurns {
         }
       }
     },
-    end(generationId, end) {
-      tell(generationId, 'settled', end)
+    announceEnd(generationId, end) {
+      notifyListeners(generationId, 'settled', end)
     },
     watch(generationId, listener) {
       let listeners = watchers.get(generationId)

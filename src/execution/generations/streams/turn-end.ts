@@ -58,7 +58,7 @@ export function sealEnd(
 }
 
 /** Returns the end of a turn for callers in this process; undefined as for `sealEnd`. */
-export const endHere = (
+export const localEnd = (
   { id, trace_id, status, content_mode }: GenerationRow,
   { seq, data }: { seq: number; data: object },
 ): AnnouncedEnd | undefined =>
