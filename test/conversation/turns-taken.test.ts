@@ -1,4 +1,7 @@
 import assert from 'node:assert/strict'
+import pg from 'pg'
+import { rawQuery } from '#core/db/sql.ts'
+import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 import { forSuite } from '../support/suite.ts'
@@ -66,5 +69,77 @@ describe('a turn that was taken by a worker that is lost before it starts', func
       assert.deepEqual(contents(data), ['one', 'echo: one', 'two'])
       await steady.stop()
     }
+  })
+})
+
+describe('a turn that is taken while its conversation is being changed', function () {
+  this.timeout(60_000)
+  const app = forSuite(() =>
+    startSessionApp({ actions: ['conversations:*', 'sessions:*', 'generations:*'], workers: [] }),
+  )
+  const steady = steadyWorkers()
+  afterEach(() => steady.stop())
+
+  /**
+   * Starts a worker, which takes the turn of a session, after a change that has the conversation's lock and waits for the
+   * session's row. Both continue when the worker waits too.
+   */
+  async function takeDuring<T>(session: any, change: () => Promise<T>): Promise<T> {
+    const holder = new pg.Client({ connectionString: app.databaseUrl })
+    await holder.connect()
+    try {
+      const waiting = (count: number) =>
+        eventually(
+          async () => {
+            const { rowCount } = await app.services.pool.query(
+              rawQuery(`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`),
+            )
+            return rowCount >= count
+          },
+          { what: `${count} statements that wait for a lock` },
+        )
+      await holder.query('begin')
+      await holder.query('select from sessions where id = $1 for update', [session.id])
+      const changed = change()
+      await waiting(1)
+      await steady.start(app.databaseUrl, FAST, ['generation'])
+      await waiting(2)
+      await holder.query('commit')
+      return await changed
+    } finally {
+      await holder.end()
+    }
+  }
+
+  it('answers a message that was added to it', async () => {
+    const { agentId, requests } = await app.scripted([{ reply: { text: 'answer' } }])
+    const session = await app.session({ agent_id: agentId, auto_generate: true })
+    const { generation_id } = await app.say(session, 'one')
+    const second = await takeDuring(session, () => app.say(session, 'two'))
+    assert.equal(second.generation_id, generation_id)
+    assert.equal((await app.settled(generation_id)).status, 'completed')
+    assert.deepEqual(
+      (await requests()).map(({ body }) => body.messages.map(({ content }: any) => content)),
+      [['one', 'two']],
+    )
+    assert.deepEqual(contents(await app.messages(session)), ['one', 'two', 'answer'])
+  })
+
+  it('has the changed session', async () => {
+    const session = await app.session({ auto_generate: true })
+    const { generation_id } = await app.say(session, 'one')
+    await takeDuring(session, () => app.key.patch(`/sessions/${session.id}`, { name: 'Renamed' }))
+    await app.settled(generation_id)
+    const started = (await app.events('sessions.generation_started')).at(-1)
+    assert.deepEqual([started?.data.id, started?.data.name], [session.id, 'Renamed'])
+  })
+
+  it('fails if its session was closed', async () => {
+    const session = await app.session({ auto_generate: true })
+    const { generation_id } = await app.say(session, 'one')
+    const closed = await takeDuring(session, () => app.key.patch(`/sessions/${session.id}`, { status: 'closed' }))
+    assert.equal(closed.body.status, 'closed')
+    assert.equal((await app.settled(generation_id)).error.code, 'SESSION_CLOSED')
+    assert.deepEqual(contents(await app.messages(session)), ['one'])
   })
 })
