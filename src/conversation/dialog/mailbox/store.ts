@@ -8,6 +8,7 @@ import { startFrameCte } from '../messages/frames.ts'
 import { conversationKind } from '../messages/model.ts'
 import type { MessagePart } from '../messages/parts-model.ts'
 import { isRefusedMessage } from '../messages/refused.ts'
+import { MessagePlace, messagePlace } from '../messages/store.ts'
 import { promptSummaryCtes } from '../summaries/store.ts'
 
 const TurnKind = z.enum(['turn', 'auto', 'tool_outputs', 'continuation'])
@@ -143,16 +144,42 @@ const alone = sql.fragment`not exists (
   select from conversation_turns o
   where o.conversation_id = t.conversation_id and o.state in ('queued', 'running') and o.seq <> t.seq) as alone`
 
-const OpenTurn = AgentTurn.extend({ alone: z.boolean(), session: z.custom<object>().nullable() })
-export type OpenTurn = z.output<typeof OpenTurn>
-const openTurnRow = sql.type(OpenTurn)
+const agentTurnRow = sql.type(AgentTurn)
 
-/** Returns the open turn of a generation with its session, and whether it is the only open turn of its conversation. */
-export const findOpenTurn = (db: Queryable, generationId: string): Promise<OpenTurn | null> =>
-  db.maybeOne(openTurnRow`
-    select ${turnColumns}, ${sessionJson} as session, ${alone}
-    from ${turnTables}
+/** Returns the open turn of a generation. */
+export const findOpenTurn = (db: Queryable, generationId: string): Promise<AgentTurn | null> =>
+  db.maybeOne(agentTurnRow`
+    select ${turnColumns} from ${turnTables}
     where t.generation_id = ${generationId} and t.state in ('queued', 'running') order by t.seq limit 1`)
+
+const SettlingTurn = AgentTurn.extend({
+  ...MessagePlace.shape,
+  /** Whether no other turn of the conversation is open. */
+  alone: z.boolean(),
+  /** Rows as jsonb (`rowFromJson`). */
+  session: z.custom<object>().nullable(),
+  conversation: z.custom<object>(),
+  /** Whether the claim of the attempt is current. */
+  owned: z.boolean(),
+})
+export type SettlingTurn = z.output<typeof SettlingTurn>
+const settlingTurnRow = sql.type(SettlingTurn)
+
+/**
+ * Locks the generation of an open turn after its conversation, and returns the turn with all that its settlement depends on;
+ * null if it is not open, or its conversation was deleted. By conversation_turns_generation and primary keys.
+ */
+export const lockSettlingTurn = (
+  db: Queryable,
+  { id, attempt }: { id: string; attempt: number },
+): Promise<SettlingTurn | null> =>
+  db.maybeOne(settlingTurnRow`
+    select ${turnColumns}, ${sessionJson} as session, ${alone}, ${messagePlace(sql.fragment`c.id`)},
+      (select to_jsonb(r) from (select ${conversationKind.columns} from conversations t where t.id = c.id) r) as conversation,
+      g.attempt = ${attempt} and g.status in ('pending', 'in_progress', 'requires_action') as owned
+    from conversation_turns t join conversations c on c.id = t.conversation_id
+      join generations g on g.id = t.generation_id join projects p on p.id = c.project_id
+    where t.generation_id = ${id} and t.state in ('queued', 'running') order by t.seq limit 1 for no key update of g`)
 
 const claimedChatTurnRow = sql.type(ChatTurn.extend({ alone: z.boolean() }))
 
