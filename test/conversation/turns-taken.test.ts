@@ -72,7 +72,7 @@ describe('a turn that was taken by a worker that is lost before it starts', func
   })
 })
 
-describe('a turn that is taken while its conversation is being changed', function () {
+describe('a message or a turn during another change of its conversation', function () {
   this.timeout(60_000)
   const app = forSuite(() =>
     startSessionApp({ actions: ['conversations:*', 'sessions:*', 'generations:*'], workers: [] }),
@@ -81,10 +81,10 @@ describe('a turn that is taken while its conversation is being changed', functio
   afterEach(() => steady.stop())
 
   /**
-   * Starts a worker, which takes the turn of a session, after a change that has the conversation's lock and waits for the
-   * session's row. Both continue when the worker waits too.
+   * Carries out a change that has the conversation's lock and waits for the session's row, and starts `second` meanwhile, which
+   * waits for the lock. Then both continue.
    */
-  async function takeDuring<T>(session: any, change: () => Promise<T>): Promise<T> {
+  async function withWaiting<T, S>(session: any, change: () => Promise<T>, second: () => Promise<S>): Promise<[T, S]> {
     const holder = new pg.Client({ connectionString: app.databaseUrl })
     await holder.connect()
     try {
@@ -102,16 +102,44 @@ describe('a turn that is taken while its conversation is being changed', functio
       await holder.query('select from sessions where id = $1 for update', [session.id])
       const changed = change()
       await waiting(1)
-      await steady.start(app.databaseUrl, FAST, ['generation'])
+      const done = second()
       await waiting(2)
       await holder.query('commit')
-      return await changed
+      return await Promise.all([changed, done])
     } finally {
       await holder.end()
     }
   }
 
-  it('answers a message that was added to it', async () => {
+  const startWorker = () => steady.start(app.databaseUrl, FAST, ['generation'])
+  const takeDuring = async <T>(session: any, change: () => Promise<T>): Promise<T> =>
+    (await withWaiting(session, change, startWorker))[0]
+
+  it('of two messages each has a position', async () => {
+    const session = await app.session({ auto_generate: true })
+    const [first, second] = await withWaiting(
+      session,
+      () => app.say(session, 'one'),
+      () => app.say(session, 'two'),
+    )
+    assert.deepEqual([first.position, second.position], [0, 1])
+    assert.equal(second.generation_id, first.generation_id)
+    assert.deepEqual(contents(await app.messages(session)), ['one', 'two'])
+  })
+
+  it('a message is refused once its session was closed', async () => {
+    const session = await app.session({ auto_generate: true })
+    const [closed, refused] = await withWaiting(
+      session,
+      () => app.key.patch(`/sessions/${session.id}`, { status: 'closed' }),
+      () => app.key.post(`/sessions/${session.id}/messages`, { message: 'one' }),
+    )
+    expectStatus(closed, 200)
+    assert.equal(expectStatus(refused, 409).error.code, 'SESSION_CLOSED')
+    assert.deepEqual(await app.messages(session), [])
+  })
+
+  it('a turn answers a message that was added to it', async () => {
     const { agentId, requests } = await app.scripted([{ reply: { text: 'answer' } }])
     const session = await app.session({ agent_id: agentId, auto_generate: true })
     const { generation_id } = await app.say(session, 'one')
@@ -125,7 +153,7 @@ describe('a turn that is taken while its conversation is being changed', functio
     assert.deepEqual(contents(await app.messages(session)), ['one', 'two', 'answer'])
   })
 
-  it('has the changed session', async () => {
+  it('a turn has the changed session', async () => {
     const session = await app.session({ auto_generate: true })
     const { generation_id } = await app.say(session, 'one')
     await takeDuring(session, () => app.key.patch(`/sessions/${session.id}`, { name: 'Renamed' }))
@@ -134,7 +162,7 @@ describe('a turn that is taken while its conversation is being changed', functio
     assert.deepEqual([started?.data.id, started?.data.name], [session.id, 'Renamed'])
   })
 
-  it('fails if its session was closed', async () => {
+  it('a turn fails if its session was closed', async () => {
     const session = await app.session({ auto_generate: true })
     const { generation_id } = await app.say(session, 'one')
     const closed = await takeDuring(session, () => app.key.patch(`/sessions/${session.id}`, { status: 'closed' }))

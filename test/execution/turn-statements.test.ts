@@ -146,14 +146,14 @@ describe('statements', function () {
     })
   })
 
-  it('of a waited message of a session are sixteen', async () => {
+  it('of a waited message of a session are fourteen', async () => {
     const actor = await app.key.post('/actors', { name: 'caller' })
     const session = await app.key.post('/sessions', {
       agent_id: app.agentId,
       actor_id: actor.body.id,
       auto_generate: true,
     })
-    await assertStatements(16, async () => {
+    await assertStatements(14, async () => {
       const { body } = await app.key.post(`/sessions/${session.body.id}/messages?wait=true`, { message: 'hello' })
       assert.ok(body.reply)
     })

@@ -8,7 +8,7 @@ import { startFrameCte } from '../messages/frames.ts'
 import { conversationKind } from '../messages/model.ts'
 import type { MessagePart } from '../messages/parts-model.ts'
 import { isRefusedMessage } from '../messages/refused.ts'
-import { MessagePlace, messagePlace } from '../messages/store.ts'
+import { areRowsUnchanged, lockedRowsCtes, MessagePlace, messagePlace } from '../messages/store.ts'
 import { promptSummaryCtes } from '../summaries/store.ts'
 
 const TurnKind = z.enum(['turn', 'auto', 'tool_outputs', 'continuation'])
@@ -409,22 +409,16 @@ const takenTurnRow = sql.type(TakenTurn)
 
 /**
  * Takes the next turn of a mailbox in one statement, with its prompt, if it is an agent's and starts now; null otherwise,
- * and if the conversation or its session changed while the statement waited for their locks. PostgreSQL then returns the new
- * version of a locked row, but the earlier state of everything else: a message stored meanwhile would be missing in the prompt.
- * Messages change the conversation's row; what keeps a turn from starting changes its own row or the session's. By
+ * and if the conversation or its session changed while their locks were awaited: a message stored meanwhile would be missing in
+ * the prompt. Messages change the conversation's row; what keeps a turn from starting changes its own row or the session's. By
  * conversation_turns_open and primary keys.
  */
 export const takeStartingTurn = (db: Queryable, conversationId: string): Promise<TakenTurn | null> =>
   db.maybeOne(takenTurnRow`
-    with conversation as materialized (
-      select ${conversationKind.columns}, t.xmin as version from conversations t where t.id = ${conversationId} for update of t
-    ), session as materialized (
-      select s.id, s.xmin as version from sessions s where s.id = (select session_id from conversation) for no key update of s
-    ), starting as materialized (
-      select n.* from (${nextTurn(conversationId)}) n, conversation c
+    with ${lockedRowsCtes(conversationId)}, starting as materialized (
+      select n.* from (${nextTurn(conversationId)}) n
       where n.chat_id is null and n.state = 'queued' and n.generation_status = 'pending' and n.due and not n.held and not n.paused
-        and c.version = (select xmin from conversations where id = ${conversationId})
-        and not exists (select from session l join sessions s on s.id = l.id where s.xmin is distinct from l.version)
+        and ${areRowsUnchanged(conversationId)}
     ), ${answeringAgent(sql.fragment`(select generation_id from starting)`)},
     ${promptSummaryCtes(conversationId, sql.fragment`(select policy from answers)`)},
     ${seenMessages(conversationId, {})}, taken as (

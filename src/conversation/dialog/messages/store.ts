@@ -50,6 +50,22 @@ export const lockConversation = (tx: Queryable, id: string): Promise<Conversatio
 export const lockConversationAhead = (tx: Queryable, id: string): Promise<unknown> =>
   sendAhead(() => tx.query(voidStatement`select from conversations where id = ${id} for update`))
 
+/**
+ * Ctes that lock a conversation (`conversation`) and its session (`session`), with the versions of their rows. If the lock was
+ * awaited, PostgreSQL returns the new versions, but reads all other rows without what was committed meanwhile.
+ */
+export const lockedRowsCtes = (conversationId: string): Fragment => sql.fragment`
+  conversation as materialized (
+    select ${conversationKind.columns}, t.xmin as version from conversations t where t.id = ${conversationId} for update of t
+  ), session as materialized (
+    select s.id, s.xmin as version from sessions s where s.id = (select session_id from conversation) for no key update of s
+  )`
+
+/** Condition that the locked rows have not changed since the statement began. */
+export const areRowsUnchanged = (conversationId: string): Fragment => sql.fragment`(
+  exists (select from conversation l join conversations c on c.id = ${conversationId} and c.xmin = l.version)
+  and not exists (select from session l join sessions s on s.id = l.id where s.xmin is distinct from l.version))`
+
 /** What a new message depends on, read under the conversation's lock. */
 export const MessagePlace = z.object({
   /** After all messages. */
@@ -102,6 +118,8 @@ export type MessageDraft = MessageSource & {
   /** Position at which to insert the message; default and maximum: the end. */
   position?: number
   idempotency_key?: string
+  /** Returns the turn that the message requests, for repeats of its key. Called when a message is written with the outbox. */
+  requestedTurn?: () => string | null
   /** Bytes of a token in the request of the turn that replies; null or absent leaves the stored value. */
   bytes_per_token?: number | null
   /** Further ctes of the insert. */
@@ -111,7 +129,8 @@ export type MessageDraft = MessageSource & {
 /**
  * Appends or inserts a message and emits conversation_messages.created. Returns the first message, unchanged, for an
  * idempotency key used before in the conversation. Requires lockConversation.
- * @param place if given, a plain text is written with the outbox, of which no other part may write the conversation's row
+ * @param place if given, a plain text is written with the outbox (`isWritten` is false), of which no other part may write the
+ *   conversation's row
  * @throws for a document: RESOURCE_NOT_FOUND, FORBIDDEN, NAME_CONFLICT if the conversation has it already,
  *   VALIDATION_FAILED if it has no text; for parts: FILE_NOT_FOUND
  */
@@ -120,10 +139,10 @@ export async function appendMessage(
   owner: ConversationRow,
   draft: MessageDraft,
   place?: MessagePlace,
-): Promise<{ message: MessageRow; created: boolean }> {
+): Promise<{ message: MessageRow; created: boolean; isWritten: boolean }> {
   if (draft.idempotency_key !== undefined) {
     const first = await findMessageByKey(tx, owner.id, draft.idempotency_key, draft.operator_id)
-    if (first) return { message: first, created: false }
+    if (first) return { message: first, created: false, isWritten: true }
   }
   const text =
     'document_id' in draft
@@ -138,7 +157,7 @@ export async function appendMessage(
     : { ...(await insertMessage(tx, owner, draft, text)), content: text }
   tx.emit(messageEvents, 'created', { id: row.document_id, project_id: owner.project_id }, { data: row })
   addSessionFrame(tx, owner, { event: 'message', document_id: row.document_id })
-  return { message: row, created: true }
+  return { message: row, created: true, isWritten: !isWithOutbox }
 }
 
 const documentRow = sql.type(documentKind.row.extend({ content: z.string().nullable(), used: z.boolean() }))
@@ -236,10 +255,10 @@ function messageCtes(
       where id = ${owner.id})`,
     sql.fragment`added as (
       insert into conversation_messages (conversation_id, document_id, position, role, origin, actor_id, agent_id,
-        operator_id, generation_id, parts, file_ids, metadata, history, idempotency_key, note)
+        operator_id, generation_id, parts, file_ids, metadata, history, idempotency_key, requested_generation_id, note)
       select ${owner.id}, ${document_id}, ${position}, ${draft.role}, ${originOf(draft)}, ${draft.actor_id}, ${draft.agent_id ?? null},
         ${draft.operator_id ?? null}, ${draft.generation_id ?? null}, ${jsonb(parts)}, ${fileIds}, ${jsonb(draft.metadata)}, ${jsonb(draft.history)}, ${draft.idempotency_key ?? null},
-        ${draft.note ?? false}
+        ${draft.requestedTurn?.() ?? null}, ${draft.note ?? false}
       returning *)`,
     ...(draft.extraCtes ?? []),
   ]
