@@ -152,6 +152,10 @@ export const findOpenTurn = (db: Queryable, generationId: string): Promise<Agent
     select ${turnColumns} from ${turnTables}
     where t.generation_id = ${generationId} and t.state in ('queued', 'running') order by t.seq limit 1`)
 
+/** Column of the conversation `c` of a turn as jsonb (`rowFromJson`). */
+const conversationJson = sql.fragment`(
+  select to_jsonb(r) from (select ${conversationKind.columns} from conversations t where t.id = c.id) r) as conversation`
+
 const SettlingTurn = AgentTurn.extend({
   ...MessagePlace.shape,
   /** Whether no other turn of the conversation is open. */
@@ -174,22 +178,26 @@ export const lockSettlingTurn = (
   { id, attempt }: { id: string; attempt: number },
 ): Promise<SettlingTurn | null> =>
   db.maybeOne(settlingTurnRow`
-    select ${turnColumns}, ${sessionJson} as session, ${alone}, ${messagePlace(sql.fragment`c.id`)},
-      (select to_jsonb(r) from (select ${conversationKind.columns} from conversations t where t.id = c.id) r) as conversation,
+    select ${turnColumns}, ${sessionJson} as session, ${alone}, ${messagePlace(sql.fragment`c.id`)}, ${conversationJson},
       g.attempt = ${attempt} and g.status in ('pending', 'in_progress', 'requires_action') as owned
     from conversation_turns t join conversations c on c.id = t.conversation_id
       join generations g on g.id = t.generation_id join projects p on p.id = c.project_id
     where t.generation_id = ${id} and t.state in ('queued', 'running') order by t.seq limit 1 for no key update of g`)
 
-const claimedChatTurnRow = sql.type(ChatTurn.extend({ alone: z.boolean() }))
+const claimedChatTurnRow = sql.type(
+  ChatTurn.extend({ ...MessagePlace.shape, alone: z.boolean(), conversation: z.custom<object>() }),
+)
 
-/** Returns a claimed turn of a chat; null if the claim was lost or the turn has ended. */
+/**
+ * Returns a claimed turn of a chat with all that its settlement depends on; null if the claim was lost or the turn has ended.
+ * Requires the conversation's lock.
+ */
 export const findClaimedChatTurn = (
   db: Queryable,
   { conversation_id, seq, attempt }: Pick<TurnRow, 'conversation_id' | 'seq' | 'attempt'>,
 ) =>
   db.maybeOne(claimedChatTurnRow`
-    select ${turnColumns}, ${alone} from ${turnTables}
+    select ${turnColumns}, ${alone}, ${messagePlace(conversation_id)}, ${conversationJson} from ${turnTables}
     where t.conversation_id = ${conversation_id} and t.seq = ${seq} and t.state = 'running' and t.attempt = ${attempt}`)
 
 const speakerRow = sql.type(AgentTurn.pick({ actor_id: true }))

@@ -12,7 +12,7 @@ import type { Context, Page } from '#core/api/operation.ts'
 import { type RecordedFailure, raise, raiseInvalid } from '#core/base/errors.ts'
 import { newId } from '#core/base/ids.ts'
 import { sendAhead } from '#core/db/commit-piggyback.ts'
-import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { type Fragment, jsonb, type Queryable, rowFromJson, sql, voidStatement } from '#core/db/sql.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import type { Annotation } from '#execution/providers/model-messages.ts'
 import { deletedSummaryCte } from '../summaries/store.ts'
@@ -44,15 +44,15 @@ export const lockConversation = (tx: Queryable, id: string): Promise<Conversatio
   conversationKind.find(tx, id, true)
 
 /**
- * Locks a conversation as the first statement of a transaction, in the round trip of the next one. That one reads what was
- * committed while the lock was awaited, unlike the statement that waits.
+ * Locks a conversation as the first statement of a transaction, in the round trip of the next one. That one sees commits
+ * during the wait for the lock, unlike the statement that waits.
  */
 export const lockConversationAhead = (tx: Queryable, id: string): Promise<unknown> =>
   sendAhead(() => tx.query(voidStatement`select from conversations where id = ${id} for update`))
 
 /**
  * Ctes that lock a conversation (`conversation`) and its session (`session`), with the versions of their rows. If the lock was
- * awaited, PostgreSQL returns the new versions, but reads all other rows without what was committed meanwhile.
+ * awaited, PostgreSQL returns the new versions, but reads all other rows without the commits of that time.
  */
 export const lockedRowsCtes = (conversationId: string): Fragment => sql.fragment`
   conversation as materialized (
@@ -79,6 +79,27 @@ export type MessagePlace = z.output<typeof MessagePlace>
 export const messagePlace = (conversationId: Fragment | string): Fragment => sql.fragment`
   (select coalesce(max(position) + 1, 0) from conversation_messages where conversation_id = ${conversationId}) as next_position,
   now()::timestamptz(3) as now`
+
+const placeRow = sql.type(MessagePlace.extend({ conversation: z.custom<object>(), unchanged: z.boolean() }))
+
+/**
+ * Locks a conversation and returns it with the place of a new message; null if it was deleted. Reads again if it changed while
+ * the lock was awaited. By the primary keys.
+ */
+export async function lockConversationWithPlace(
+  tx: Queryable,
+  id: string,
+): Promise<{ conversation: ConversationRow; place: MessagePlace } | null> {
+  const read = (ctes: Fragment, conversation: Fragment, unchanged: Fragment) =>
+    tx.maybeOne(placeRow`
+      ${ctes} select ${messagePlace(id)}, to_jsonb(c) - 'version' as conversation, ${unchanged} as unchanged from ${conversation} c`)
+  const locked = await read(sql.fragment`with ${lockedRowsCtes(id)}`, sql.fragment`conversation`, areRowsUnchanged(id))
+  const current = sql.fragment`(select ${conversationKind.columns} from conversations t where t.id = ${id})`
+  const found = locked?.unchanged === false ? await read(sql.fragment``, current, sql.fragment`true`) : locked
+  if (!found) return null
+  const { conversation, next_position, now } = found
+  return { conversation: rowFromJson(conversation) as ConversationRow, place: { next_position, now } }
+}
 
 /** Content of a message: a text, checked parts, or a document that the caller may read. */
 export type MessageSource =
