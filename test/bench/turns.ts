@@ -202,7 +202,7 @@ async function statements(): Promise<Row[]> {
     const message = await count(() => session.say())
     return [
       { what: 'statements of a waited turn', value: turn, unit: '', target: '<= 4' },
-      { what: 'statements of a waited session message', value: message, unit: '', target: '<= 23' },
+      { what: 'statements of a waited session message', value: message, unit: '', target: '<= 14' },
     ]
   } finally {
     await app.close()

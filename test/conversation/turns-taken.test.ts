@@ -1,4 +1,7 @@
 import assert from 'node:assert/strict'
+import pg from 'pg'
+import { rawQuery } from '#core/db/sql.ts'
+import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 import { forSuite } from '../support/suite.ts'
@@ -66,5 +69,105 @@ describe('a turn that was taken by a worker that is lost before it starts', func
       assert.deepEqual(contents(data), ['one', 'echo: one', 'two'])
       await steady.stop()
     }
+  })
+})
+
+describe('a message or a turn during another change of its conversation', function () {
+  this.timeout(60_000)
+  const app = forSuite(() =>
+    startSessionApp({ actions: ['conversations:*', 'sessions:*', 'generations:*'], workers: [] }),
+  )
+  const steady = steadyWorkers()
+  afterEach(() => steady.stop())
+
+  /**
+   * Carries out a change that has the conversation's lock and waits for the session's row, and starts `second` meanwhile, which
+   * waits for the lock. Then both continue.
+   */
+  async function withWaiting<T, S>(session: any, change: () => Promise<T>, second: () => Promise<S>): Promise<[T, S]> {
+    const holder = new pg.Client({ connectionString: app.databaseUrl })
+    await holder.connect()
+    try {
+      const waiting = (count: number) =>
+        eventually(
+          async () => {
+            const { rowCount } = await app.services.pool.query(
+              rawQuery(`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`),
+            )
+            return rowCount >= count
+          },
+          { what: `${count} statements that wait for a lock` },
+        )
+      await holder.query('begin')
+      await holder.query('select from sessions where id = $1 for update', [session.id])
+      const changed = change()
+      await waiting(1)
+      const done = second()
+      await waiting(2)
+      await holder.query('commit')
+      return await Promise.all([changed, done])
+    } finally {
+      await holder.end()
+    }
+  }
+
+  const startWorker = () => steady.start(app.databaseUrl, FAST, ['generation'])
+  const takeDuring = async <T>(session: any, change: () => Promise<T>): Promise<T> =>
+    (await withWaiting(session, change, startWorker))[0]
+
+  it('of two messages each has a position', async () => {
+    const session = await app.session({ auto_generate: true })
+    const [first, second] = await withWaiting(
+      session,
+      () => app.say(session, 'one'),
+      () => app.say(session, 'two'),
+    )
+    assert.deepEqual([first.position, second.position], [0, 1])
+    assert.equal(second.generation_id, first.generation_id)
+    assert.deepEqual(contents(await app.messages(session)), ['one', 'two'])
+  })
+
+  it('a message is refused once its session was closed', async () => {
+    const session = await app.session({ auto_generate: true })
+    const [closed, refused] = await withWaiting(
+      session,
+      () => app.key.patch(`/sessions/${session.id}`, { status: 'closed' }),
+      () => app.key.post(`/sessions/${session.id}/messages`, { message: 'one' }),
+    )
+    expectStatus(closed, 200)
+    assert.equal(expectStatus(refused, 409).error.code, 'SESSION_CLOSED')
+    assert.deepEqual(await app.messages(session), [])
+  })
+
+  it('a turn answers a message that was added to it', async () => {
+    const { agentId, requests } = await app.scripted([{ reply: { text: 'answer' } }])
+    const session = await app.session({ agent_id: agentId, auto_generate: true })
+    const { generation_id } = await app.say(session, 'one')
+    const second = await takeDuring(session, () => app.say(session, 'two'))
+    assert.equal(second.generation_id, generation_id)
+    assert.equal((await app.settled(generation_id)).status, 'completed')
+    assert.deepEqual(
+      (await requests()).map(({ body }) => body.messages.map(({ content }: any) => content)),
+      [['one', 'two']],
+    )
+    assert.deepEqual(contents(await app.messages(session)), ['one', 'two', 'answer'])
+  })
+
+  it('a turn has the changed session', async () => {
+    const session = await app.session({ auto_generate: true })
+    const { generation_id } = await app.say(session, 'one')
+    await takeDuring(session, () => app.key.patch(`/sessions/${session.id}`, { name: 'Renamed' }))
+    await app.settled(generation_id)
+    const started = (await app.events('sessions.generation_started')).at(-1)
+    assert.deepEqual([started?.data.id, started?.data.name], [session.id, 'Renamed'])
+  })
+
+  it('a turn fails if its session was closed', async () => {
+    const session = await app.session({ auto_generate: true })
+    const { generation_id } = await app.say(session, 'one')
+    const closed = await takeDuring(session, () => app.key.patch(`/sessions/${session.id}`, { status: 'closed' }))
+    assert.equal(closed.body.status, 'closed')
+    assert.equal((await app.settled(generation_id)).error.code, 'SESSION_CLOSED')
+    assert.deepEqual(contents(await app.messages(session)), ['one'])
   })
 })

@@ -146,15 +146,26 @@ describe('statements', function () {
     })
   })
 
-  it('of a waited message of a session are twenty-three', async () => {
+  const openSession = async () => {
     const actor = await app.key.post('/actors', { name: 'caller' })
-    const session = await app.key.post('/sessions', {
-      agent_id: app.agentId,
-      actor_id: actor.body.id,
-      auto_generate: true,
+    const session = { agent_id: app.agentId, actor_id: actor.body.id, auto_generate: true }
+    return (await app.key.post('/sessions', session)).body.id
+  }
+
+  it('of a waited message of a session are fourteen', async () => {
+    const id = await openSession()
+    await assertStatements(14, async () => {
+      const { body } = await app.key.post(`/sessions/${id}/messages?wait=true`, { message: 'hello' })
+      assert.ok(body.reply)
     })
-    await assertStatements(23, async () => {
-      const { body } = await app.key.post(`/sessions/${session.body.id}/messages?wait=true`, { message: 'hello' })
+  })
+
+  it('of one with an idempotency key are fifteen: the message is looked up', async () => {
+    const id = await openSession()
+    let n = 0
+    await assertStatements(15, async () => {
+      const message = { message: 'hello', idempotency_key: `key-${n++}` }
+      const { body } = await app.key.post(`/sessions/${id}/messages?wait=true`, message)
       assert.ok(body.reply)
     })
   })

@@ -16,7 +16,7 @@ import type { TurnEnd } from '#execution/generations/streams/turn-end.ts'
 import { mergeAutoTurn, refuseSelfWait } from '../dialog/mailbox/mailbox.ts'
 import type { MessageRow } from '../dialog/messages/model.ts'
 import { type CheckedParts, checkBodyParts, findSessionAgent } from '../dialog/messages/parts.ts'
-import { appendMessage, findMessage, messageSource } from '../dialog/messages/store.ts'
+import { appendMessage, findMessage, type MessageDraft, messageSource } from '../dialog/messages/store.ts'
 import type { SessionMessageInput, SessionRow } from './model.ts'
 import { lockSessionAndConversation, requireOpen } from './session-locks.ts'
 import { findRequestedTurn, recordRequestedTurn, touchSession } from './store.ts'
@@ -104,15 +104,18 @@ function storeMessage(context: SendContext, turnId: string, checked: CheckedPart
   const { services, caller, body, resource } = context
   const requestContext = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
   return services.write(async tx => {
-    const { session, conversation } = await lockSessionAndConversation(tx, resource)
+    const { session, conversation, place } = await lockSessionAndConversation(tx, resource)
     requireOpen(session)
     if (session.auto_generate && context.query.wait) refuseSelfWait(context.origin, conversation.id)
-    const stored = await appendMessage(tx, conversation, {
+    let requested: string | null = null
+    const draft: MessageDraft = {
       ...messageSource(body, context.allow, checked),
       role: 'user',
       actor_id: session.actor_id,
       idempotency_key: body.idempotency_key,
-    })
+      requestedTurn: () => (body.idempotency_key === undefined ? null : requested),
+    }
+    const stored = await appendMessage(tx, conversation, draft, place)
     const delayed = (session.message_delay_seconds ?? 0) > 0
     const { document_id } = stored.message
     const recorded = (generation_id: string | null): Stored => {
@@ -137,7 +140,8 @@ function storeMessage(context: SendContext, turnId: string, checked: CheckedPart
       input,
       not_before: delayed ? timeIn((session.message_delay_seconds as number) * 1000) : undefined,
     })
-    if (body.idempotency_key !== undefined)
+    requested = generation_id
+    if (body.idempotency_key !== undefined && stored.isWritten)
       await recordRequestedTurn(tx, { conversation_id: conversation.id, document_id, generation_id })
     return recorded(generation_id)
   })

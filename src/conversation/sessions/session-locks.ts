@@ -1,9 +1,10 @@
 import { AppError, type ErrorCode, type RecordedFailure, raise } from '#core/base/errors.ts'
+import { rowFromJson } from '#core/db/sql.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import type { ConversationRow } from '../dialog/messages/model.ts'
-import { lockConversation } from '../dialog/messages/store.ts'
-import { findSession } from './kind.ts'
+import type { MessagePlace } from '../dialog/messages/store.ts'
 import type { SessionRow } from './model.ts'
+import { lockWithPlace } from './store.ts'
 
 /** Returns the failure of turns that end with their session. */
 export const sessionFailure = (code: ErrorCode, message?: string, meta?: Record<string, unknown>): RecordedFailure =>
@@ -22,17 +23,15 @@ export const ROLLED_BACK: RecordedFailure = {
   meta: { reason: 'rolled_back' },
 }
 
-/**
- * Locks a session with its conversation; one statement less than separately, because a session's conversation is fixed.
- */
+/** Locks a session with its conversation, whose ID is fixed, and reads both with the place of a new message. */
 export async function lockSessionAndConversation(
   tx: Tx,
   { id, conversation_id }: Pick<SessionRow, 'id' | 'conversation_id'>,
-): Promise<{ session: SessionRow; conversation: ConversationRow }> {
-  const conversation = await lockConversation(tx, conversation_id)
-  const session = conversation && (await findSession(tx, id))
-  if (!session) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
-  return { session, conversation }
+): Promise<{ session: SessionRow; conversation: ConversationRow; place: MessagePlace }> {
+  const found = await lockWithPlace(tx, { id, conversation_id })
+  if (!found) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  const { conversation, next_position, now, ...session } = found
+  return { session, conversation: rowFromJson(conversation) as ConversationRow, place: { next_position, now } }
 }
 
 /** @throws SESSION_CLOSED, SESSION_EXPIRED */

@@ -2,14 +2,48 @@ import { z } from 'zod'
 import { messageTextJoin } from '#content/documents/message-text.ts'
 import { allOf, type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { Outbox } from '#core/writes/writer.ts'
+import { conversationKind } from '../dialog/messages/model.ts'
 import { isRefusedMessage } from '../dialog/messages/refused.ts'
-import { messageOrigin, messageParts } from '../dialog/messages/store.ts'
+import {
+  areRowsUnchanged,
+  lockedRowsCtes,
+  MessagePlace,
+  messageOrigin,
+  messageParts,
+  messagePlace,
+} from '../dialog/messages/store.ts'
 import { overdueCondition, sessionKind, sessionStatus } from './kind.ts'
 import type { ReplyPermit, SessionRow, SessionStatus } from './model.ts'
 
 const { columns } = sessionKind
 const generationIdRow = sql.type(z.object({ id: z.string().nullable() }))
 const countRow = sql.type(z.object({ message_count: z.int() }))
+
+const withPlaceRow = sql.type(
+  sessionKind.row.extend({ ...MessagePlace.shape, conversation: z.custom<object>(), unchanged: z.boolean() }),
+)
+
+/**
+ * Locks a session with its conversation and returns it with the conversation as jsonb (`rowFromJson`) and the place of a new
+ * message. Reads again if one of them changed while the locks were awaited. By the primary keys.
+ */
+export async function lockWithPlace(
+  db: Queryable,
+  { id, conversation_id }: Pick<SessionRow, 'id' | 'conversation_id'>,
+): Promise<(SessionRow & MessagePlace & { conversation: object }) | null> {
+  const read = (conversation: Fragment, ctes: Fragment, unchanged: Fragment) =>
+    db.maybeOne(withPlaceRow`
+      ${ctes} select ${columns}, ${messagePlace(conversation_id)}, to_jsonb(c) - 'version' as conversation, ${unchanged} as unchanged
+      from sessions t, ${conversation} c where t.id = ${id}`)
+  const locked = await read(
+    sql.fragment`conversation`,
+    sql.fragment`with ${lockedRowsCtes(conversation_id)}`,
+    areRowsUnchanged(conversation_id),
+  )
+  if (locked === null || locked.unchanged) return locked
+  const current = sql.fragment`(select ${conversationKind.columns} from conversations t where t.id = ${conversation_id})`
+  return read(current, sql.fragment``, sql.fragment`true`)
+}
 
 const ExpiringSession = z.object({ id: z.string(), expires_at: z.string() })
 /** A session with its expiry. */
@@ -180,7 +214,7 @@ export const copyMessages = (
     )
     update conversations set message_count = (select count(*) from copied) where id = ${copy.to} returning message_count`)
 
-/** Stores the turn requested by a message with an idempotency key. */
+/** Stores the turn requested by a message with an idempotency key that was written before the turn. */
 export const recordRequestedTurn = (
   db: Queryable,
   message: { conversation_id: string; document_id: string; generation_id: string },

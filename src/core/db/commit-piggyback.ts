@@ -93,8 +93,8 @@ export const sendWithCommit = <T>(send: () => Promise<T>): Promise<T> => isLast.
 const isAhead = new AsyncLocalStorage<true>()
 
 /**
- * Sends the first statement of a transaction together with the next one, for settings: its rows are not read, and its
- * error is reported by the next statement.
+ * Sends the first statement of a transaction together with the next one, for settings and locks: its rows are not read, and
+ * its error is reported by the next statement.
  */
 export const sendAhead = (send: () => Promise<unknown>): Promise<unknown> => isAhead.run(true, send)
 

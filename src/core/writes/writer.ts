@@ -84,10 +84,12 @@ export type Outbox = {
    * Adds a write to the statement that writes the outbox, which saves a round trip. Its effects are not visible before
    * the commit. In a nested transaction it runs at the end of the outer one and its failure fails the outer one. Two
    * parts must not write the same row: PostgreSQL applies only one. `part` receives the condition under which it may
-   * write.
+   * write, and returns a statement, or named ctes of which each may read the ones before.
    */
-  alongside(part: (guard: Fragment) => Fragment): void
+  alongside(part: OutboxPart): void
 }
+
+type OutboxPart = (guard: Fragment) => Fragment | readonly Fragment[]
 
 /** A transaction with its outbox, which commits with the rows. */
 export type Tx = Queryable &
@@ -157,7 +159,7 @@ type OutboxRows = {
   events: StoredEvent[]
   entries: AuditEntry[]
   invalidations: Notification[]
-  parts: ((guard: Fragment) => Fragment)[]
+  parts: OutboxPart[]
 }
 
 const ENTRY_COLUMNS = [
@@ -176,6 +178,8 @@ const ENTRY_COLUMNS = [
   'timestamptz',
 ] as const
 
+const isCtes = (part: Fragment | readonly Fragment[]): part is readonly Fragment[] => Array.isArray(part)
+
 /**
  * Builds the CTEs that write an outbox, and the final select, which returns the wake-ups to send after the commit.
  * `guard` is the condition for all of it, for example that an earlier CTE updated a row.
@@ -186,7 +190,10 @@ function buildOutboxSql(
   sends: SendCte[] = [],
 ): { ctes: Fragment[]; select: Fragment } {
   const { events, entries, invalidations, parts } = rows
-  const ctes = parts.map((part, index) => sql.fragment`${sql.identifier([`part_${index}`])} as (${part(guard)})`)
+  const ctes = parts.flatMap((part, index) => {
+    const written = part(guard)
+    return isCtes(written) ? written : [sql.fragment`${sql.identifier([`part_${index}`])} as (${written})`]
+  })
   if (events.length > 0) {
     const conditions = subscriberConditions.all().map(condition => condition(sql.fragment`e.project_id`))
     const isWanted = conditions.length > 0 ? sql.join(conditions, sql.fragment` or `) : sql.fragment`false`

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { RecordedFailure } from '#core/base/errors.ts'
-import { jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { PrincipalRecord } from '#core/iam/caller.ts'
 import type { Outbox } from '#core/writes/writer.ts'
 
@@ -39,11 +39,18 @@ export const findChatPayload = (db: Queryable, { conversation_id, seq }: ChatTur
   db.maybeOneFirst(payloadRow`
     select payload from conversation_turns where conversation_id = ${conversation_id} and seq = ${seq}`)
 
-/** Stores the outcome of a turn. Requires the conversation's lock. */
-export const recordChatOutcome = (db: Queryable, { conversation_id, seq }: ChatTurnRef, ended: ChatOutcome) =>
-  db.query(voidStatement`
-    update conversation_turns set payload = payload || ${jsonb({ ended })}
-    where conversation_id = ${conversation_id} and seq = ${seq}`)
+/** Statement that ends a turn with its outcome. Requires the conversation's lock. */
+export const endedChatTurn = (
+  { conversation_id, seq }: ChatTurnRef,
+  state: 'done' | 'failed' | 'cancelled',
+  ended: ChatOutcome,
+): Fragment => sql.fragment`
+  update conversation_turns set state = ${state}, settled_at = now(), payload = payload || ${jsonb({ ended })}
+  where conversation_id = ${conversation_id} and seq = ${seq} and state in ('queued', 'running')`
+
+/** Ends a turn with its outcome. Requires the conversation's lock. */
+export const endChatTurn = (db: Queryable, ...args: Parameters<typeof endedChatTurn>) =>
+  db.query(voidStatement`${endedChatTurn(...args)}`)
 
 /** Channel for ended turns of chats. */
 export const CHAT_TURN_CHANNEL = 'muster_chat_turns'

@@ -8,16 +8,17 @@ import { injectFault } from '#core/base/fault-injection.ts'
 import type { Services } from '#core/base/services.ts'
 import { isTransient } from '#core/db/database-errors.ts'
 import { retryWhileUnavailable } from '#core/db/retry.ts'
+import { rowFromJson } from '#core/db/sql.ts'
 import type { JobContext } from '#core/work/handler.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { refusalToStart } from '#execution/generations/loop/prepare-turn.ts'
 import { recordTurnFailure } from '#execution/generations/loop/settle-turn.ts'
 import { isRefused, type ModelAnswer } from '#execution/providers/model-messages.ts'
-import { messageEvents } from '../messages/model.ts'
-import { appendMessage, lockConversation } from '../messages/store.ts'
-import { type ChatPayload, findChatPayload, notifyChatSettled, recordChatOutcome } from './chat-turn.ts'
+import { type ConversationRow, messageEvents } from '../messages/model.ts'
+import { appendMessage, lockConversationAhead, type MessageDraft } from '../messages/store.ts'
+import { type ChatPayload, endedChatTurn, findChatPayload, notifyChatSettled } from './chat-turn.ts'
 import type { ClaimedTurn } from './source.ts'
-import { endTurns, findClaimedChatTurn } from './store.ts'
+import { findClaimedChatTurn } from './store.ts'
 
 /**
  * Returns the target of a chat's completions, with its instructions.
@@ -111,24 +112,23 @@ async function settleChatTurn(
 ): Promise<'settled' | 'claim_lost'> {
   // Before the conversation's lock, in the order of an actor's deletion.
   if (turn.actor_id !== null) await actorKind.reference(tx, turn.actor_id, project_id)
-  const conversation = await lockConversation(tx, id)
-  const open = conversation && (await findClaimedChatTurn(tx, turn))
-  if (!conversation || !open) return 'claim_lost'
+  await lockConversationAhead(tx, id)
+  const open = await findClaimedChatTurn(tx, turn)
+  if (!open) return 'claim_lost'
   if ('code' in answer) {
-    await recordChatOutcome(tx, turn, { error: answer })
-    await endTurns(tx, id, [turn.seq], 'failed')
+    tx.alongside(() => endedChatTurn(turn, 'failed', { error: answer }))
   } else {
-    const { message } = await appendMessage(tx, conversation, {
+    const reply: MessageDraft = {
       role: 'assistant',
       content: answer.text,
       history: isRefused(answer) ? [] : null,
       actor_id: open.actor_id,
       position: open.seen_position === null ? undefined : open.seen_position + 1,
-    })
-    const ref = { id: message.document_id, project_id }
-    tx.emit(messageEvents, 'generated', ref, { data: message, extra: { trace_id: null } })
-    await recordChatOutcome(tx, turn, { document_id: message.document_id, model: answer.model })
-    await endTurns(tx, id, [turn.seq], 'done')
+    }
+    const { message } = await appendMessage(tx, rowFromJson(open.conversation) as ConversationRow, reply, open)
+    const { document_id } = message
+    tx.emit(messageEvents, 'generated', { id: document_id, project_id }, { data: message, extra: { trace_id: null } })
+    tx.alongside(() => endedChatTurn(turn, 'done', { document_id, model: answer.model }))
   }
   notifyChatSettled(tx, turn)
   if (open.alone) completeMessage(tx)

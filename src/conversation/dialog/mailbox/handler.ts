@@ -1,18 +1,20 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
+import type { SessionRow } from '#conversation/sessions/model.ts'
 import type { RecordedFailure } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
 import type { Services } from '#core/base/services.ts'
+import { rowFromJson } from '#core/db/sql.ts'
 import { queueMessage, workQueue } from '#core/queues/queue.ts'
 import { handler, type JobContext, RequeueError, schedule } from '#core/work/handler.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { executeTurn } from '#execution/generations/loop/execute-turn.ts'
-import { addSessionFrame } from '../messages/frames.ts'
+import { addSessionFrame, SESSION_CHANNEL } from '../messages/frames.ts'
 import type { ConversationRow } from '../messages/model.ts'
 import { lockConversation } from '../messages/store.ts'
 import { executeChatTurn } from './execute-chat-turn.ts'
 import { cancelTurns, conversationQueue, endOrphanedTurns, wakeConversation } from './mailbox.ts'
-import { preparePrompt } from './prompt.ts'
+import { preparePrompt, promptFrom } from './prompt.ts'
 import { type ClaimedTurn, sessionOf, sessionRefusal, turnSource } from './source.ts'
 import {
   endTurns,
@@ -23,6 +25,7 @@ import {
   startTurn,
   type TurnRow,
   type TurnState,
+  takeStartingTurn,
 } from './store.ts'
 
 /** Fallback for lost notifications: wakes conversations with due turns and without a message. */
@@ -38,6 +41,37 @@ const endStates: Record<string, Extract<TurnState, 'done' | 'failed'> | undefine
   completed: 'done',
   requires_action: 'done',
   failed: 'failed',
+}
+
+/** Takes the next turn in one statement if it starts now and nothing else changes the conversation; null otherwise. */
+async function takeNextTurn({ pool, notifier }: Services, conversationId: string): Promise<ClaimedTurn | null> {
+  const taken = await takeStartingTurn(pool, conversationId)
+  if (!taken) return null
+  const { answers, actors, messages, summary, loaded, conversation: row, session: json, taken_at, ...turn } = taken
+  const conversation = rowFromJson(row) as ConversationRow
+  const session = json && sessionWithTurn(rowFromJson(json) as SessionRow, taken_at)
+  if (conversation.session_id !== null && conversation.streamed)
+    notifier.notify({ channel: SESSION_CHANNEL, payload: conversation.session_id })
+  const prepared = promptFrom({ answers, actors, messages, summary, loaded }, conversation, turn)
+  return claimedTurn(conversation, turn, session, prepared)
+}
+
+/** Returns a session after its turn was taken. */
+const sessionWithTurn = (session: SessionRow, at: string): SessionRow => ({
+  ...session,
+  generating_at: at,
+  queued_turns: session.queued_turns - 1,
+})
+
+/** Returns a turn that starts, which a closed or expired session refuses. */
+function claimedTurn(
+  conversation: ConversationRow,
+  turn: TurnRow,
+  session: SessionRow | null,
+  { prompt, loaded }: Pick<ClaimedTurn, 'prompt' | 'loaded'>,
+): ClaimedTurn {
+  const refuse = sessionRefusal(conversation, session)
+  return { conversation, turn, session, prompt: refuse ? { refuse } : prompt, loaded }
 }
 
 /**
@@ -75,12 +109,15 @@ async function claimNextTurn(tx: Tx, conversationId: string): Promise<ClaimedTur
       wakeConversation(tx, conversation, { startAfter: new Date(turn.not_before as string) })
       return null
     }
-    const { prompt, loaded } = await preparePrompt(tx, conversation, turn)
+    const prepared = await preparePrompt(tx, conversation, turn)
     if (turn.state === 'queued') addStartFrame(tx, conversation, turn)
     const session = await sessionOf(tx, conversation)
-    const refuse = sessionRefusal(conversation, session)
-    const claimed = turn.chat_id === null ? turn : { ...turn, attempt: turn.attempt + 1 }
-    return { conversation, turn: claimed, session, prompt: refuse ? { refuse } : prompt, loaded }
+    return claimedTurn(
+      conversation,
+      turn.chat_id === null ? turn : { ...turn, attempt: turn.attempt + 1 },
+      session,
+      prepared,
+    )
   }
 }
 
@@ -112,7 +149,8 @@ async function processMailbox(services: Services, conversationId: string, contex
   for (;;) {
     if (signal.aborted) return
     if (stopping.aborted) throw new RequeueError('worker is stopping')
-    const claimed = await services.write(tx => claimNextTurn(tx, conversationId))
+    const claimed =
+      (await takeNextTurn(services, conversationId)) ?? (await services.write(tx => claimNextTurn(tx, conversationId)))
     if (!claimed) return
     if (claimed === 'deleted') return endOrphanedTurns(services, conversationId, stopping)
     await injectFault(services, 'turn_taken')

@@ -17,7 +17,7 @@ import { createTurnWithoutWakeUp, priorityOf, type TurnInput } from '#execution/
 import { updatePendingTurn } from '#execution/generations/request/update-pending-turn.ts'
 import type { ConversationRow } from '../messages/model.ts'
 import { lockConversation } from '../messages/store.ts'
-import { notifyChatSettled, recordChatOutcome } from './chat-turn.ts'
+import { endChatTurn, notifyChatSettled } from './chat-turn.ts'
 import {
   type AgentTurn,
   endTurns,
@@ -198,8 +198,7 @@ export async function cancelTurns(
   for (const turn of turns) {
     if (turn.chat_id !== null) {
       // The worker that executes it finds that it has ended.
-      await recordChatOutcome(tx, turn, { error: failure })
-      await endTurns(tx, turn.conversation_id, [turn.seq], turn.state === 'running' ? 'failed' : 'cancelled')
+      await endChatTurn(tx, turn, turn.state === 'running' ? 'failed' : 'cancelled', { error: failure })
       notifyChatSettled(tx, turn)
       continue
     }

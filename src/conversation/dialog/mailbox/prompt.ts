@@ -18,9 +18,14 @@ export async function preparePrompt(
   conversation: ConversationRow,
   turn: TurnRow,
 ): Promise<{ prompt: Prompt | { refuse: RecordedFailure }; loaded: LoadedTurn | null }> {
-  const facts = await startTurnWithPrompt(tx, turn, conversation.actor_id)
-  return { prompt: promptOf(facts, conversation, turn), loaded: facts.loaded && turnFromJson(facts.loaded) }
+  return promptFrom(await startTurnWithPrompt(tx, turn, conversation.actor_id), conversation, turn)
 }
+
+/** Returns the prompt of a turn and the loaded turn from the input that was read. */
+export const promptFrom = (facts: PromptFacts, conversation: ConversationRow, turn: TurnRow) => ({
+  prompt: promptOf(facts, conversation, turn),
+  loaded: facts.loaded && turnFromJson(facts.loaded),
+})
 
 function promptOf(
   facts: PromptFacts,

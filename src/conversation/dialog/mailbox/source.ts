@@ -5,19 +5,26 @@ import { type SettledTurn, settleSessionTurn } from '#conversation/sessions/sett
 import { changeSessionState } from '#conversation/sessions/state.ts'
 import type { RecordedFailure } from '#core/base/errors.ts'
 import { newId } from '#core/base/ids.ts'
-import { type Fragment, sql } from '#core/db/sql.ts'
+import { type Fragment, rowFromJson, sql } from '#core/db/sql.ts'
 import type { Outbox, Tx } from '#core/writes/writer.ts'
 import type { TurnOutcome, TurnSource } from '#execution/generations/loop/turn-owner.ts'
 import type { LoadedTurn } from '#execution/generations/loop/turn-store.ts'
 import type { GenerationRow } from '#execution/generations/model.ts'
 import { type ConversationRow, messageEvents } from '../messages/model.ts'
-import { appendMessage, findMediaDescription, lockConversation, setMediaDescription } from '../messages/store.ts'
+import {
+  appendMessage,
+  findMediaDescription,
+  lockConversation,
+  lockConversationAhead,
+  type MessageDraft,
+  setMediaDescription,
+} from '../messages/store.ts'
 import { summaryWorkCte } from '../summaries/store.ts'
 import { summaryWork } from '../summaries/summarize.ts'
 import { conversationDeletedFailure, wakeConversation } from './mailbox.ts'
 import type { Prompt } from './prompt.ts'
 import { replyHashCtes } from './reply-hash.ts'
-import { endedTurns, endTurns, findOpenTurn, type OpenTurn, type TurnRow } from './store.ts'
+import { endedTurns, endTurns, lockSettlingTurn, type SettlingTurn, type TurnRow } from './store.ts'
 
 /** A turn that was taken from the mailbox to be executed. */
 export type ClaimedTurn = {
@@ -72,7 +79,7 @@ export function turnSource(
   /** Whether no other turn was open when it ended; a turn enqueued later sends a wake-up. */
   wasLast(): boolean
 } {
-  let locked: { conversation: ConversationRow; turn: OpenTurn } | null = null
+  let locked: { conversation: ConversationRow; turn: SettlingTurn } | null = null
   return {
     wasLast: () => locked?.turn.alone === true,
 
@@ -110,15 +117,14 @@ export function turnSource(
 
     async lock(tx, generation) {
       locked = null
+      const { id, project_id } = claimed.conversation
       // Before the conversation's lock, in the order of an actor's deletion.
-      if (claimed.turn.actor_id !== null)
-        await actorKind.reference(tx, claimed.turn.actor_id, claimed.conversation.project_id)
-      const conversation = await lockConversation(tx, claimed.conversation.id)
-      if (!conversation) return conversationDeletedFailure(claimed.conversation.id)
-      const turn = await findOpenTurn(tx, generation.id)
-      if (!turn) return conversationDeletedFailure(claimed.conversation.id)
-      locked = { conversation, turn }
-      return turn.abort
+      if (claimed.turn.actor_id !== null) await actorKind.reference(tx, claimed.turn.actor_id, project_id)
+      await lockConversationAhead(tx, id)
+      const turn = await lockSettlingTurn(tx, generation)
+      if (!turn) return { stop: conversationDeletedFailure(id), isOwned: null }
+      locked = { conversation: rowFromJson(turn.conversation) as ConversationRow, turn }
+      return { stop: turn.abort, isOwned: turn.owned }
     },
 
     async settle(tx, generation, outcome) {
@@ -130,7 +136,7 @@ export function turnSource(
       let result: object | null = null
       let end: SettledTurn
       if (outcome.status === 'completed') {
-        const { message } = await appendMessage(tx, conversation, {
+        const reply: MessageDraft = {
           role: 'assistant',
           content: outcome.content ?? '',
           actor_id: turn.actor_id,
@@ -145,7 +151,8 @@ export function turnSource(
             ...(isAgentShaped(generation) ? replyHashCtes(generation_id, outcome.texts) : []),
             ...requestSummary(tx, conversation, generation, outcome),
           ],
-        })
+        }
+        const { message } = await appendMessage(tx, conversation, reply, turn)
         const ref = { id: message.document_id, project_id: conversation.project_id }
         tx.emit(messageEvents, 'generated', ref, { data: message, extra: { trace_id } })
         const { agent_version } = generation

@@ -1,11 +1,14 @@
 import { z } from 'zod'
 import { messageTextJoin } from '#content/documents/message-text.ts'
 import { sessionJson } from '#conversation/sessions/settle-turn.ts'
-import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { allOf, type Fragment, idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { servedAgentOfTurn, turnJson } from '#execution/generations/loop/turn-store.ts'
 import { AbortRequest, GENERATION_STATUSES } from '#execution/generations/model.ts'
+import { startFrameCte } from '../messages/frames.ts'
+import { conversationKind } from '../messages/model.ts'
 import type { MessagePart } from '../messages/parts-model.ts'
 import { isRefusedMessage } from '../messages/refused.ts'
+import { areRowsUnchanged, lockedRowsCtes, MessagePlace, messagePlace } from '../messages/store.ts'
 import { promptSummaryCtes } from '../summaries/store.ts'
 
 const TurnKind = z.enum(['turn', 'auto', 'tool_outputs', 'continuation'])
@@ -128,37 +131,73 @@ type NextTurn = TurnRow & { held: boolean }
 
 /** Returns the running turn, else the lowest due one, else the one due next. By conversation_turns_open. */
 export const findNextTurn = (db: Queryable, conversationId: string): Promise<NextTurn | null> =>
-  db.maybeOne(nextTurnRow`
+  db.maybeOne(nextTurnRow`${nextTurn(conversationId)}`)
+
+const nextTurn = (conversationId: string): Fragment => sql.fragment`
     select ${turnColumns}, ${isHeld} as held from ${turnTables}
     where t.conversation_id = ${conversationId} and t.state in ('queued', 'running')
     order by t.state = 'running' desc, due desc, case when t.not_before <= clock_timestamp() then null else t.not_before end nulls first, t.seq
-    limit 1`)
+    limit 1`
 
 /** Column that is true if a turn `t` is the only open one of its conversation. */
 const alone = sql.fragment`not exists (
   select from conversation_turns o
   where o.conversation_id = t.conversation_id and o.state in ('queued', 'running') and o.seq <> t.seq) as alone`
 
-const OpenTurn = AgentTurn.extend({ alone: z.boolean(), session: z.custom<object>().nullable() })
-export type OpenTurn = z.output<typeof OpenTurn>
-const openTurnRow = sql.type(OpenTurn)
+const agentTurnRow = sql.type(AgentTurn)
 
-/** Returns the open turn of a generation with its session, and whether it is the only open turn of its conversation. */
-export const findOpenTurn = (db: Queryable, generationId: string): Promise<OpenTurn | null> =>
-  db.maybeOne(openTurnRow`
-    select ${turnColumns}, ${sessionJson} as session, ${alone}
-    from ${turnTables}
+/** Returns the open turn of a generation. */
+export const findOpenTurn = (db: Queryable, generationId: string): Promise<AgentTurn | null> =>
+  db.maybeOne(agentTurnRow`
+    select ${turnColumns} from ${turnTables}
     where t.generation_id = ${generationId} and t.state in ('queued', 'running') order by t.seq limit 1`)
 
-const claimedChatTurnRow = sql.type(ChatTurn.extend({ alone: z.boolean() }))
+/** Column of the conversation `c` of a turn as jsonb (`rowFromJson`). */
+const conversationJson = sql.fragment`(
+  select to_jsonb(r) from (select ${conversationKind.columns} from conversations t where t.id = c.id) r) as conversation`
 
-/** Returns a claimed turn of a chat; null if the claim was lost or the turn has ended. */
+const SettlingTurn = AgentTurn.extend({
+  ...MessagePlace.shape,
+  /** Whether no other turn of the conversation is open. */
+  alone: z.boolean(),
+  /** Rows as jsonb (`rowFromJson`). */
+  session: z.custom<object>().nullable(),
+  conversation: z.custom<object>(),
+  /** Whether the claim of the attempt is current. */
+  owned: z.boolean(),
+})
+export type SettlingTurn = z.output<typeof SettlingTurn>
+const settlingTurnRow = sql.type(SettlingTurn)
+
+/**
+ * Locks the generation of an open turn after its conversation, and returns the turn with all that its settlement depends on;
+ * null if it is not open, or its conversation was deleted. By conversation_turns_generation and primary keys.
+ */
+export const lockSettlingTurn = (
+  db: Queryable,
+  { id, attempt }: { id: string; attempt: number },
+): Promise<SettlingTurn | null> =>
+  db.maybeOne(settlingTurnRow`
+    select ${turnColumns}, ${sessionJson} as session, ${alone}, ${messagePlace(sql.fragment`c.id`)}, ${conversationJson},
+      g.attempt = ${attempt} and g.status in ('pending', 'in_progress', 'requires_action') as owned
+    from conversation_turns t join conversations c on c.id = t.conversation_id
+      join generations g on g.id = t.generation_id join projects p on p.id = c.project_id
+    where t.generation_id = ${id} and t.state in ('queued', 'running') order by t.seq limit 1 for no key update of g`)
+
+const claimedChatTurnRow = sql.type(
+  ChatTurn.extend({ ...MessagePlace.shape, alone: z.boolean(), conversation: z.custom<object>() }),
+)
+
+/**
+ * Returns a claimed turn of a chat with all that its settlement depends on; null if the claim was lost or the turn has ended.
+ * Requires the conversation's lock.
+ */
 export const findClaimedChatTurn = (
   db: Queryable,
   { conversation_id, seq, attempt }: Pick<TurnRow, 'conversation_id' | 'seq' | 'attempt'>,
 ) =>
   db.maybeOne(claimedChatTurnRow`
-    select ${turnColumns}, ${alone} from ${turnTables}
+    select ${turnColumns}, ${alone}, ${messagePlace(conversation_id)}, ${conversationJson} from ${turnTables}
     where t.conversation_id = ${conversation_id} and t.seq = ${seq} and t.state = 'running' and t.attempt = ${attempt}`)
 
 const speakerRow = sql.type(AgentTurn.pick({ actor_id: true }))
@@ -289,11 +328,49 @@ const documentTexts = sql.fragment`case when m.parts @> '[{"type": "document"}]'
   select json_object_agg(pd.id, px.content) from documents pd join document_texts px on px.document_id = pd.id
   where pd.status <> 'withdrawn' and pd.id in (select part ->> 'document_id' from jsonb_array_elements(m.parts) as e (part))) end`
 
+/** Ctes of the agent that serves a turn (`served`) and of its settings for prompts (`answers`). */
+const answeringAgent = (generationId: string | Fragment): Fragment => sql.fragment`
+    served as materialized (select a.* from generations t, ${servedAgentOfTurn} a where t.id = ${generationId}),
+    answers as (
+      select a.id, a.max_context_messages, case when g.content_mode = 'full' then a.context_policy end as policy
+      from served a, generations g where g.id = ${generationId})`
+
+/** Cte of the messages of a prompt: the last ones up to the agent's limit, without those that a summary stands for. */
+const seenMessages = (
+  conversationId: string,
+  from: { joins?: Fragment; readable?: Fragment },
+): Fragment => sql.fragment`
+    seen as (
+      select m.* from conversation_messages m ${from.joins ?? sql.fragment``}
+      where ${allOf([
+        sql.fragment`m.conversation_id = ${conversationId} and exists (select from answers)`,
+        from.readable,
+        sql.fragment`m.position > coalesce((select position from covered), -1)`,
+      ])}
+      order by m.position desc limit (select max_context_messages from answers))`
+
+/** Columns of `PromptFacts`. The messages are json, because jsonb is limited to 256 MB. */
+const promptColumns = (turn: {
+  loaded: Fragment
+  agentId: Fragment
+  /** IDs of the speaking and the listening actor. */
+  actorIds: Fragment
+}): Fragment => sql.fragment`
+    ${turn.loaded} as loaded,
+      (select id from answers) as answers, (select nullif(text, '') from summary) as summary,
+      (select coalesce(jsonb_object_agg(x.id, jsonb_build_object('name', x.name, 'instructions', x.instructions)), '{}')
+        from actors x where x.id in (${turn.actorIds})) as actors,
+      (select coalesce(json_agg(json_build_object('role', m.role, 'content', x.content, 'metadata', m.metadata,
+          'history', m.history, 'refused', ${isRefusedMessage}, 'agent_id', m.agent_id, 'actor_id', m.actor_id, 'actor_name', a.name,
+          'agent_name', case when m.agent_id <> coalesce(${turn.agentId}, '') then (select name from agents where id = m.agent_id) end, 'note', m.note, 'document_id', m.document_id, 'parts', m.parts,
+          'descriptions', m.media_descriptions, 'texts', ${documentTexts}) order by m.position), '[]')
+        from seen m ${messageTextJoin} left join actors a on a.id = m.actor_id) as messages`
+
 /**
  * Marks a turn as running and reads the input of its prompt: the last messages up to the agent's limit, without those that
  * a summary stands for. The turn stores the last position it has seen, and a later attempt reads no further. Requires the
- * conversation's lock, so that no message is added in between. The messages are json, because jsonb is limited to 256 MB.
- * Also loads a turn of an agent, whose served version it reads anyway.
+ * conversation's lock, so that no message is added in between. Also loads a turn of an agent, whose served version it reads
+ * anyway.
  * @param listenerId the actor that the turn speaks to
  */
 export const startTurnWithPrompt = (
@@ -303,38 +380,64 @@ export const startTurnWithPrompt = (
 ): Promise<PromptFacts> => {
   const { conversation_id, seq, generation_id, chat_id, agent_id, actor_id } = turn
   const answers =
-    chat_id === null
-      ? sql.fragment`
-          served as materialized (select a.* from generations t, ${servedAgentOfTurn} a where t.id = ${generation_id}),
-          answers as (
-            select a.id, a.max_context_messages, case when g.content_mode = 'full' then a.context_policy end as policy
-            from served a, generations g where g.id = ${generation_id})`
+    generation_id !== null
+      ? answeringAgent(generation_id)
       : sql.fragment`
           answers as (
             select id, null::integer as max_context_messages, null::jsonb as policy from chats where id = ${chat_id})`
   return db.one(promptFactsRow`
     with ${answers},
     ${promptSummaryCtes(conversation_id, sql.fragment`(select policy from answers)`)},
-    seen as (
-      select m.* from conversation_messages m
-      join conversation_turns t on t.conversation_id = m.conversation_id and t.seq = ${seq}
-      where m.conversation_id = ${conversation_id} and exists (select from answers)
-        and (t.state = 'queued' or m.position <= t.seen_position)
-        and m.position > coalesce((select position from covered), -1)
-      order by m.position desc limit (select max_context_messages from answers)
-    ), taken as (
+    ${seenMessages(conversation_id, {
+      joins: sql.fragment`join conversation_turns t on t.conversation_id = m.conversation_id and t.seq = ${seq}`,
+      readable: sql.fragment`(t.state = 'queued' or m.position <= t.seen_position)`,
+    })}, taken as (
       update conversation_turns set state = 'running', started_at = now(),
         seen_position = case when state = 'queued' then (select max(position) from seen) else seen_position end,
         attempt = attempt + ${chat_id === null ? 0 : 1}
       where conversation_id = ${conversation_id} and seq = ${seq} and state in ('queued', 'running')
     )
-    select ${generation_id === null ? sql.fragment`null::json` : turnJson(generation_id, sql.fragment`served`)} as loaded,
-      (select id from answers) as answers, (select nullif(text, '') from summary) as summary,
-      (select coalesce(jsonb_object_agg(x.id, jsonb_build_object('name', x.name, 'instructions', x.instructions)), '{}')
-        from actors x where x.id in (${actor_id}, ${listenerId})) as actors,
-      (select coalesce(json_agg(json_build_object('role', m.role, 'content', x.content, 'metadata', m.metadata,
-          'history', m.history, 'refused', ${isRefusedMessage}, 'agent_id', m.agent_id, 'actor_id', m.actor_id, 'actor_name', a.name,
-          'agent_name', case when m.agent_id <> coalesce(${agent_id}, '') then (select name from agents where id = m.agent_id) end, 'note', m.note, 'document_id', m.document_id, 'parts', m.parts,
-          'descriptions', m.media_descriptions, 'texts', ${documentTexts}) order by m.position), '[]')
-        from seen m ${messageTextJoin} left join actors a on a.id = m.actor_id) as messages`)
+    select ${promptColumns({
+      loaded: generation_id === null ? sql.fragment`null::json` : turnJson(generation_id, sql.fragment`served`),
+      agentId: sql.fragment`${agent_id}`,
+      actorIds: sql.fragment`${actor_id}, ${listenerId}`,
+    })}`)
 }
+
+const TakenTurn = AgentTurn.extend({
+  ...heldColumn,
+  ...PromptFacts.shape,
+  /** Rows as jsonb (`rowFromJson`). */
+  conversation: z.custom<object>(),
+  session: z.custom<object>().nullable(),
+  taken_at: z.string(),
+})
+export type TakenTurn = z.output<typeof TakenTurn>
+const takenTurnRow = sql.type(TakenTurn)
+
+/**
+ * Takes the next turn of a mailbox in one statement, with its prompt, if it is an agent's and starts now; null otherwise,
+ * and if the conversation or its session changed while their locks were awaited: a message stored meanwhile would be missing in
+ * the prompt. Messages change the conversation's row; what keeps a turn from starting changes its own row or the session's. By
+ * conversation_turns_open and primary keys.
+ */
+export const takeStartingTurn = (db: Queryable, conversationId: string): Promise<TakenTurn | null> =>
+  db.maybeOne(takenTurnRow`
+    with ${lockedRowsCtes(conversationId)}, starting as materialized (
+      select n.* from (${nextTurn(conversationId)}) n
+      where n.chat_id is null and n.state = 'queued' and n.generation_status = 'pending' and n.due and not n.held and not n.paused
+        and ${areRowsUnchanged(conversationId)}
+    ), ${answeringAgent(sql.fragment`(select generation_id from starting)`)},
+    ${promptSummaryCtes(conversationId, sql.fragment`(select policy from answers)`)},
+    ${seenMessages(conversationId, {})}, taken as (
+      update conversation_turns t set state = 'running', started_at = now(), seen_position = (select max(position) from seen)
+      from starting n where t.conversation_id = ${conversationId} and t.seq = n.seq and t.state = 'queued'
+      returning t.started_at
+    ), ${startFrameCte}
+    select n.*, to_jsonb(c) - 'version' as conversation, ${sessionJson} as session, taken.started_at as taken_at,
+    ${promptColumns({
+      loaded: turnJson(sql.fragment`(select generation_id from starting)`, sql.fragment`served`),
+      agentId: sql.fragment`n.agent_id`,
+      actorIds: sql.fragment`n.actor_id, c.actor_id`,
+    })}
+    from starting n, taken, conversation c`)

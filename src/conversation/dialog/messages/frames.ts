@@ -1,4 +1,4 @@
-import { sql } from '#core/db/sql.ts'
+import { type Fragment, sql } from '#core/db/sql.ts'
 import type { Outbox } from '#core/writes/writer.ts'
 import type { ConversationRow } from './model.ts'
 
@@ -24,6 +24,13 @@ export type FrameDraft = {
 }
 
 const drafts = new WeakMap<Outbox, object[]>()
+
+/** Cte that adds the start of a turn `starting` that was `taken` to the stream of the session of `conversation`, if it has one. */
+export const startFrameCte: Fragment = sql.fragment`
+  start_frame as (
+    insert into session_frames (session_id, event, generation_id)
+    select c.session_id, ${'turn_started' satisfies FrameDraft['event']}, n.generation_id from starting n, taken, conversation c
+    where c.session_id is not null and c.streamed)`
 
 /**
  * Adds an event to the stream of a conversation's session, in the statement that writes the outbox. Does nothing without

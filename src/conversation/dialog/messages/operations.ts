@@ -33,6 +33,8 @@ import {
   findMessage,
   findMessageByKey,
   listMessages as listRows,
+  lockConversationWithPlace,
+  type MessageDraft,
   messageSource,
   messagesAfter,
   removeConversation,
@@ -124,7 +126,9 @@ const addMessage = itemOperation(conversationKind, {
   async run({ allow, body, prepared, resource, tx }) {
     // Before the conversation's lock, in the order of an actor's deletion.
     const unknown = body.actor_id != null && !(await actorKind.reference(tx, body.actor_id, resource.project_id))
-    const owner = await conversationKind.lock(tx, resource.id)
+    const locked = await lockConversationWithPlace(tx, resource.id)
+    if (!locked) return raise(conversationKind.notFound, { meta: { id: resource.id } })
+    const { conversation: owner, place } = locked
     const session = await requireOpenSession(tx, owner)
     if (unknown) {
       // A repeat gets the first message, whatever its body contains.
@@ -133,14 +137,15 @@ const addMessage = itemOperation(conversationKind, {
       if (first) return result(200, first)
       raise('ACTOR_NOT_FOUND', { meta: { id: body.actor_id } })
     }
-    const { message, created } = await appendMessage(tx, owner, {
+    const draft: MessageDraft = {
       ...messageSource(body, allow, prepared),
       role: body.role as MessageRow['role'],
       actor_id: body.actor_id ?? null,
       metadata: body.metadata,
       position: body.position,
       idempotency_key: body.idempotency_key,
-    })
+    }
+    const { message, created } = await appendMessage(tx, owner, draft, place)
     if (created && session && message.role === 'user') touchSession(tx, session.id)
     return result(created ? 201 : 200, message)
   },

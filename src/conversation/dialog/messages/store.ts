@@ -11,7 +11,8 @@ import { pageResult } from '#core/api/lists.ts'
 import type { Context, Page } from '#core/api/operation.ts'
 import { type RecordedFailure, raise, raiseInvalid } from '#core/base/errors.ts'
 import { newId } from '#core/base/ids.ts'
-import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { sendAhead } from '#core/db/commit-piggyback.ts'
+import { type Fragment, jsonb, type Queryable, rowFromJson, sql, voidStatement } from '#core/db/sql.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import type { Annotation } from '#execution/providers/model-messages.ts'
 import { deletedSummaryCte } from '../summaries/store.ts'
@@ -41,6 +42,64 @@ const messageTables = sql.fragment`conversation_messages m ${messageTextJoin}`
 /** Locks a conversation; writes of its messages and turns require this lock. */
 export const lockConversation = (tx: Queryable, id: string): Promise<ConversationRow | null> =>
   conversationKind.find(tx, id, true)
+
+/**
+ * Locks a conversation as the first statement of a transaction, in the round trip of the next one. That one sees commits
+ * during the wait for the lock, unlike the statement that waits.
+ */
+export const lockConversationAhead = (tx: Queryable, id: string): Promise<unknown> =>
+  sendAhead(() => tx.query(voidStatement`select from conversations where id = ${id} for update`))
+
+/**
+ * Ctes that lock a conversation (`conversation`) and its session (`session`), with the versions of their rows. If the lock was
+ * awaited, PostgreSQL returns the new versions, but reads all other rows without the commits of that time.
+ */
+export const lockedRowsCtes = (conversationId: string): Fragment => sql.fragment`
+  conversation as materialized (
+    select ${conversationKind.columns}, t.xmin as version from conversations t where t.id = ${conversationId} for update of t
+  ), session as materialized (
+    select s.id, s.xmin as version from sessions s where s.id = (select session_id from conversation) for no key update of s
+  )`
+
+/** Condition that the locked rows have not changed since the statement began. */
+export const areRowsUnchanged = (conversationId: string): Fragment => sql.fragment`(
+  exists (select from conversation l join conversations c on c.id = ${conversationId} and c.xmin = l.version)
+  and not exists (select from session l join sessions s on s.id = l.id where s.xmin is distinct from l.version))`
+
+/** What a new message depends on, read under the conversation's lock. */
+export const MessagePlace = z.object({
+  /** After all messages. */
+  next_position: z.int(),
+  /** Time of the transaction. */
+  now: z.string(),
+})
+export type MessagePlace = z.output<typeof MessagePlace>
+
+/** Columns of `MessagePlace`. By conversation_messages_position. */
+export const messagePlace = (conversationId: Fragment | string): Fragment => sql.fragment`
+  (select coalesce(max(position) + 1, 0) from conversation_messages where conversation_id = ${conversationId}) as next_position,
+  now()::timestamptz(3) as now`
+
+const placeRow = sql.type(MessagePlace.extend({ conversation: z.custom<object>(), unchanged: z.boolean() }))
+
+/**
+ * Locks a conversation and returns it with the place of a new message; null if it was deleted. Reads again if it changed while
+ * the lock was awaited. By the primary keys.
+ */
+export async function lockConversationWithPlace(
+  tx: Queryable,
+  id: string,
+): Promise<{ conversation: ConversationRow; place: MessagePlace } | null> {
+  const read = (ctes: Fragment, conversation: Fragment, unchanged: Fragment) =>
+    tx.maybeOne(placeRow`
+      ${ctes} select ${messagePlace(id)}, to_jsonb(c) - 'version' as conversation, ${unchanged} as unchanged from ${conversation} c`)
+  const locked = await read(sql.fragment`with ${lockedRowsCtes(id)}`, sql.fragment`conversation`, areRowsUnchanged(id))
+  const current = sql.fragment`(select ${conversationKind.columns} from conversations t where t.id = ${id})`
+  const found = locked?.unchanged === false ? await read(sql.fragment``, current, sql.fragment`true`) : locked
+  if (!found) return null
+  const { conversation, next_position, now } = found
+  return { conversation: rowFromJson(conversation) as ConversationRow, place: { next_position, now } }
+}
 
 /** Content of a message: a text, checked parts, or a document that the caller may read. */
 export type MessageSource =
@@ -80,6 +139,8 @@ export type MessageDraft = MessageSource & {
   /** Position at which to insert the message; default and maximum: the end. */
   position?: number
   idempotency_key?: string
+  /** Returns the turn that the message requests, for repeats of its key. Called when a message is written with the outbox. */
+  requestedTurn?: () => string | null
   /** Bytes of a token in the request of the turn that replies; null or absent leaves the stored value. */
   bytes_per_token?: number | null
   /** Further ctes of the insert. */
@@ -89,6 +150,8 @@ export type MessageDraft = MessageSource & {
 /**
  * Appends or inserts a message and emits conversation_messages.created. Returns the first message, unchanged, for an
  * idempotency key used before in the conversation. Requires lockConversation.
+ * @param place if given, a plain text is written with the outbox (`isWritten` is false), of which no other part may write the
+ *   conversation's row
  * @throws for a document: RESOURCE_NOT_FOUND, FORBIDDEN, NAME_CONFLICT if the conversation has it already,
  *   VALIDATION_FAILED if it has no text; for parts: FILE_NOT_FOUND
  */
@@ -96,10 +159,11 @@ export async function appendMessage(
   tx: Tx,
   owner: ConversationRow,
   draft: MessageDraft,
-): Promise<{ message: MessageRow; created: boolean }> {
+  place?: MessagePlace,
+): Promise<{ message: MessageRow; created: boolean; isWritten: boolean }> {
   if (draft.idempotency_key !== undefined) {
     const first = await findMessageByKey(tx, owner.id, draft.idempotency_key, draft.operator_id)
-    if (first) return { message: first, created: false }
+    if (first) return { message: first, created: false, isWritten: true }
   }
   const text =
     'document_id' in draft
@@ -108,10 +172,13 @@ export async function appendMessage(
         ? draft.checked.content
         : draft.content
   if ('checked' in draft) await lockCheckedFiles(tx, draft.checked)
-  const row = { ...(await insertMessage(tx, owner, draft, text)), content: text }
+  const isWithOutbox = place && isPlainText(draft) && !owner.streamed
+  const row = isWithOutbox
+    ? addMessage(tx, owner, draft, text, place)
+    : { ...(await insertMessage(tx, owner, draft, text)), content: text }
   tx.emit(messageEvents, 'created', { id: row.document_id, project_id: owner.project_id }, { data: row })
   addSessionFrame(tx, owner, { event: 'message', document_id: row.document_id })
-  return { message: row, created: true }
+  return { message: row, created: true, isWritten: !isWithOutbox }
 }
 
 const documentRow = sql.type(documentKind.row.extend({ content: z.string().nullable(), used: z.boolean() }))
@@ -182,16 +249,15 @@ const shiftMessagesCtes = (conversationId: string, position: number): Fragment[]
     where conversation_id = ${conversationId} and position >= ${position} and exists (select 1 from taken))`,
 ]
 
-/** Inserts a message, its text unless it is a document, and updates the message count, in one statement. */
-const insertMessage = (
-  tx: Queryable,
+/** Ctes that insert a message (`added`), its text unless it is a document, and update the message count. */
+function messageCtes(
   owner: ConversationRow,
   draft: MessageDraft,
-  text: string,
-): Promise<MessageRow> => {
+  message: { document_id: string; text: string; position: Fragment },
+): Fragment[] {
   const isDocument = 'document_id' in draft
-  const documentId = isDocument ? draft.document_id : newId(documentKind.prefix)
-  const { parts: messageParts = null, files = [] } = 'checked' in draft ? draft.checked : {}
+  const { document_id, text, position } = message
+  const { parts = null, files = [] } = 'checked' in draft ? draft.checked : {}
   const fileIds =
     files.length > 0
       ? sql.array(
@@ -199,12 +265,40 @@ const insertMessage = (
           'text',
         )
       : sql.fragment`null::text[]`
-  const origin = draft.origin ?? (draft.role === 'user' ? 'end_user' : 'agent')
   const measured =
     draft.bytes_per_token == null ? sql.fragment`` : sql.fragment`, bytes_per_token = ${draft.bytes_per_token}`
-  const position: Fragment =
-    draft.position === undefined ? sql.fragment`place.next` : sql.fragment`least(${draft.position}::int, place.next)`
-  const parts = [
+  return [
+    ...(isDocument
+      ? []
+      : messageTextParts({ document_id, project_id: owner.project_id, conversation_id: owner.id, text })),
+    sql.fragment`counted as (
+      update conversations set message_count = message_count + 1, updated_at = now()${measured}
+      where id = ${owner.id})`,
+    sql.fragment`added as (
+      insert into conversation_messages (conversation_id, document_id, position, role, origin, actor_id, agent_id,
+        operator_id, generation_id, parts, file_ids, metadata, history, idempotency_key, requested_generation_id, note)
+      select ${owner.id}, ${document_id}, ${position}, ${draft.role}, ${originOf(draft)}, ${draft.actor_id}, ${draft.agent_id ?? null},
+        ${draft.operator_id ?? null}, ${draft.generation_id ?? null}, ${jsonb(parts)}, ${fileIds}, ${jsonb(draft.metadata)}, ${jsonb(draft.history)}, ${draft.idempotency_key ?? null},
+        ${draft.requestedTurn?.() ?? null}, ${draft.note ?? false}
+      returning *)`,
+    ...(draft.extraCtes ?? []),
+  ]
+}
+
+const originOf = ({ origin, role }: MessageDraft): MessageRow['origin'] =>
+  origin ?? (role === 'user' ? 'end_user' : 'agent')
+
+/** Inserts a message in one statement. */
+const insertMessage = (
+  tx: Queryable,
+  owner: ConversationRow,
+  draft: MessageDraft,
+  text: string,
+): Promise<MessageRow> => {
+  const document_id = 'document_id' in draft ? draft.document_id : newId(documentKind.prefix)
+  const next = sql.fragment`(select next from place)`
+  const position = draft.position === undefined ? next : sql.fragment`least(${draft.position}::int, ${next})`
+  const ctes = [
     sql.fragment`place as (
       select coalesce(max(position) + 1, 0) as next from conversation_messages where conversation_id = ${owner.id})`,
     ...(draft.position === undefined
@@ -213,32 +307,51 @@ const insertMessage = (
           ...shiftMessagesCtes(owner.id, draft.position),
           deletedSummaryCte(owner.id, sql.fragment`${draft.position}::int`),
         ]),
-    ...(isDocument
-      ? []
-      : messageTextParts({
-          document_id: documentId,
-          project_id: owner.project_id,
-          conversation_id: owner.id,
-          text,
-        })),
-    sql.fragment`counted as (
-      update conversations set message_count = message_count + 1, updated_at = now()${measured}
-      where id = ${owner.id})`,
-    sql.fragment`added as (
-      insert into conversation_messages (conversation_id, document_id, position, role, origin, actor_id, agent_id,
-        operator_id, generation_id, parts, file_ids, metadata, history, idempotency_key, note)
-      select ${owner.id}, ${documentId}, ${position}, ${draft.role}, ${origin}, ${draft.actor_id}, ${draft.agent_id ?? null},
-        ${draft.operator_id ?? null}, ${draft.generation_id ?? null}, ${jsonb(messageParts)}, ${fileIds}, ${jsonb(draft.metadata)}, ${jsonb(draft.history)}, ${draft.idempotency_key ?? null},
-        ${draft.note ?? false}
-      from place
-      returning *)`,
-    ...(draft.extraCtes ?? []),
+    ...messageCtes(owner, draft, { document_id, text, position }),
   ]
   return tx.one(messageRow`
-    with ${sql.join(parts, sql.fragment`, `)}
+    with ${sql.join(ctes, sql.fragment`, `)}
     select document_id, conversation_id, role, origin, actor_id, agent_id, generation_id, position, null as content,
       parts, metadata, ${isRefusedMessage} as refused, ${jsonb(draft.annotations ?? null)} as annotations, created_at
     from added m`)
+}
+
+/** Whether a message has only a text: others are returned with the order of keys of jsonb. */
+const isPlainText = (draft: MessageDraft): boolean =>
+  'content' in draft && draft.metadata == null && (draft.annotations ?? []).length === 0
+
+/** Inserts a plain text with the outbox. Returns the message as it will be stored. */
+function addMessage(
+  tx: Tx,
+  owner: ConversationRow,
+  draft: MessageDraft,
+  text: string,
+  { next_position, now }: MessagePlace,
+): MessageRow {
+  const document_id = newId(documentKind.prefix)
+  const position = Math.min(draft.position ?? next_position, next_position)
+  tx.alongside(() => [
+    ...(position === next_position
+      ? []
+      : [...shiftMessagesCtes(owner.id, position), deletedSummaryCte(owner.id, sql.fragment`${position}::int`)]),
+    ...messageCtes(owner, draft, { document_id, text, position: sql.fragment`${position}::int` }),
+  ])
+  return {
+    document_id,
+    conversation_id: owner.id,
+    role: draft.role,
+    origin: originOf(draft),
+    actor_id: draft.actor_id,
+    agent_id: draft.agent_id ?? null,
+    generation_id: draft.generation_id ?? null,
+    position,
+    content: text,
+    parts: null,
+    metadata: null,
+    refused: draft.history?.length === 0,
+    annotations: draft.annotations ? [] : null,
+    created_at: now,
+  }
 }
 
 export type MessageFilter = {

@@ -49,9 +49,11 @@ export async function commitAttempt(
   const inTransaction = (writeSource: NonNullable<AttemptCommit['inSource']>) =>
     services.write(async tx => {
       turn.frames.rewind(firstSeq)
-      const stop = await context.source?.lock?.(tx, generation)
+      const { stop, isOwned } = (await context.source?.lock?.(tx, generation)) ?? { stop: null, isOwned: null }
       if (stop && interruptible) throw new TurnAborted({ stop_reason: 'error', ...stop })
-      if (!(await executeFenced(tx, parts(frames)))) return false
+      const write = parts(frames)
+      if (isOwned) tx.alongside(() => write.ctes)
+      else if (isOwned === false || !(await executeFenced(tx, write))) return false
       addWrites(tx)
       const written = await writeSource(tx)
       const result = written?.result ?? null

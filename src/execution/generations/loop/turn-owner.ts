@@ -43,6 +43,14 @@ export type TurnOutcome = {
 /** Data of a pause, stored or not. */
 export type PausedTurn = { required_action: Record<string, unknown>; text: string | null; model: string | null }
 
+/** What a turn's source has found under its locks. */
+export type SettleLock = {
+  /** A failure that takes precedence over a completion. */
+  stop: (RecordedFailure & { stop_reason?: 'error' | 'cancelled' }) | null
+  /** Whether the claim of the attempt is current, if the generation was locked; null if it was not. */
+  isOwned: boolean | null
+}
+
 /** Extensions of a turn by the conversation or module that created it. */
 export type TurnSource = {
   /** Called once, at the first claim; later attempts use its result. `refuse` fails the turn before it starts. */
@@ -75,10 +83,10 @@ export type TurnSource = {
   /** Adds writes to the first claim. */
   started?(outbox: Outbox, generation: GenerationRow): void
   /**
-   * Called first in the settle transaction, before the generation is locked: takes the locks that `settle` requires, in
-   * the order of an abort. A returned failure takes precedence over a completion.
+   * Called first in the settle transaction: takes the locks that `settle` requires, in the order of an abort, and may lock the
+   * generation after them.
    */
-  lock?(tx: Tx, generation: GenerationRow): Promise<(RecordedFailure & { stop_reason?: 'error' | 'cancelled' }) | null>
+  lock?(tx: Tx, generation: GenerationRow): Promise<SettleLock>
   /** Called in the transaction that pauses the turn, with the result of `settle`. */
   pause?(tx: Tx, generation: GenerationRow, paused: PausedTurn): Promise<{ result: object | null } | undefined>
   /**

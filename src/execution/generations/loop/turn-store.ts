@@ -101,7 +101,7 @@ export async function loadTurn(db: Queryable, id: string): Promise<LoadedTurn | 
 }
 
 /** Load of a turn as json by a statement that reads its agent. */
-export const turnJson = (id: string, agent: Fragment): Fragment =>
+export const turnJson = (id: string | Fragment, agent: Fragment): Fragment =>
   sql.fragment`(select to_json(l) from (${turnSelect(sql.fragment`t.id = ${id}`, agent)}) l)`
 
 /** Returns a turn from json. */
