@@ -12,7 +12,7 @@ import { resource } from '#core/resources/resource.ts'
 import { eraseMemories } from '../entries/erase.ts'
 import { MemoryInput, WrittenMemory } from '../entries/model.ts'
 import type { MatchedMemory, Written } from '../entries/write.ts'
-import { responseStatus, submitFact } from '../entries/write-request.ts'
+import { responseStatus, storeOfFact, submitFact } from '../entries/write-request.ts'
 import { canReachMemory, withinReach } from '../reach.ts'
 import { memoryStoreKind } from '../stores/model.ts'
 import { memoriesAccess, memoryAccess } from './end-user.ts'
@@ -62,7 +62,7 @@ const create = operation({
   action: 'memories:CreateMemory',
   alsoActions: ['memories:UpdateMemory', 'memories:GetMemory'],
   creates: memoryKind,
-  under: { kind: memoryStoreKind, field: 'memory_store_id' },
+  under: storeOfFact,
   body: MemoryInput,
   answers: { 201: WrittenMemory, 200: WrittenMemory },
   raises: ['RESOURCE_NOT_FOUND', 'ACTOR_NOT_FOUND', 'QUOTA_STORAGE_EXCEEDED', 'QUOTA_EXCEEDED'],
