@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { canSeeProject, visibleRows } from '#core/api/access.ts'
 import { tagsFilter } from '#core/api/filters.ts'
 import { isIdOf } from '#core/api/kind.ts'
-import { booleanQuery, listTable, pageOf, tagCondition, textFilter } from '#core/api/lists.ts'
+import { booleanQuery, listTable, pageOf, textFilter } from '#core/api/lists.ts'
 import { ndjsonStream } from '#core/api/ndjson.ts'
 import { type Context, itemOperation, type Operation, operation, result } from '#core/api/operation.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
@@ -20,6 +20,7 @@ import {
   AssignAnswer,
   AssignInput,
   currentCondition,
+  hasTags,
   Memory,
   MemoryPatch,
   type MemoryRow,
@@ -137,7 +138,7 @@ const list = operation({
         withinReach(ownerColumn(sql.fragment`t`), reachOf(caller)),
         query.actor_id !== undefined && ownerFilter.where(query.actor_id),
         query.query !== undefined && sql.fragment`t.content ilike ${substring(query.query)}`,
-        tagCondition(sql.fragment`t.tags`, query.tags),
+        hasTags(query.tags),
       ],
       present: row => memoryKind.present(row),
     })
@@ -232,7 +233,7 @@ const exportStore = itemOperation(memoryStoreKind, {
       rows,
       withinReach(ownerColumn(sql.fragment`t`), reachOf(caller)),
       !query.include_invalidated && currentCondition,
-      tagCondition(sql.fragment`t.tags`, query.tags),
+      hasTags(query.tags),
     ])
     return ndjsonStream<MemoryRow>(
       context,
