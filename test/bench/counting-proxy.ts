@@ -6,6 +6,8 @@ type CountingProxy = {
   /** `url` with the proxy's address in place of the server's. */
   url: string
   take(): { statement: string; count: number }[]
+  /** How often clients waited for the server so far. */
+  readonly trips: number
   close(): void
 }
 
@@ -18,9 +20,11 @@ export async function startCountingProxy(databaseUrl: string): Promise<CountingP
     const statement = text.replaceAll(/\s+/g, ' ').trim()
     counts.set(statement, (counts.get(statement) ?? 0) + 1)
   }
+  let trips = 0
+  const onTrip = () => void trips++
   const server = net.createServer(client => {
     const upstream = net.connect(Number(target.port), target.hostname)
-    const read = reader(count)
+    const read = reader(count, onTrip)
     client.on('data', read)
     client.pipe(upstream).pipe(client)
     for (const [one, other] of [
@@ -46,6 +50,9 @@ export async function startCountingProxy(databaseUrl: string): Promise<CountingP
       counts.clear()
       return taken.sort((one, other) => other.count - one.count)
     },
+    get trips() {
+      return trips
+    },
     close() {
       server.close()
       for (const socket of sockets) socket.destroy()
@@ -53,8 +60,11 @@ export async function startCountingProxy(databaseUrl: string): Promise<CountingP
   }
 }
 
-/** Reads the messages of one client: Query, and Execute with the text that its portal was parsed from. */
-function reader(count: (text: string) => void): (chunk: Buffer) => void {
+/**
+ * Reads the messages of one client: Query, and Execute with the text that its portal was parsed from. The server answers Query and
+ * Sync.
+ */
+function reader(count: (text: string) => void, onTrip: () => void): (chunk: Buffer) => void {
   let rest: Buffer = Buffer.alloc(0)
   let started = false
   let bound = ''
@@ -65,6 +75,7 @@ function reader(count: (text: string) => void): (chunk: Buffer) => void {
     if (type === 'P') prepared.set(...(strings(body) as [string, string]))
     if (type === 'B') bound = prepared.get(strings(body)[1]) ?? ''
     if (type === 'E') count(bound)
+    if (type === 'Q' || type === 'S') onTrip()
   }
   return chunk => {
     rest = rest.length > 0 ? Buffer.concat([rest, chunk]) : chunk

@@ -3,9 +3,9 @@ import type { AddressInfo } from 'node:net'
 import { DBOS } from '@dbos-inc/dbos-sdk'
 
 /**
- * Ten durable steps, each one a request, as a workflow of DBOS in a separate process: the reference for
- * orchestrations. `POST /run` answers when a workflow has ended in this process; `POST /queued` when another took it from a queue.
- * With the argument `worker` it takes queued workflows.
+ * Durable steps as workflows of DBOS in a separate process, the reference for durable work. `POST /run` answers when a workflow of ten
+ * steps, each a request, has ended in this process; `POST /queued` when another process took it from a queue; `POST /turn` after one
+ * step that calls the model; `POST /step` after one step that does nothing. With the argument `worker` it takes queued workflows.
  */
 const STEPS = 10
 const QUEUE = 'bench'
@@ -22,6 +22,21 @@ const workflow = DBOS.registerWorkflow(
   { name: 'steps' },
 )
 
+const complete = async (): Promise<unknown> => {
+  const answer = await fetch(`${process.env.MODEL_URL}/chat/completions`, {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify({ model: 'double-1', messages: [{ role: 'user', content: 'hello' }] }),
+  })
+  return answer.json()
+}
+
+const turn = DBOS.registerWorkflow(async () => [await DBOS.runStep(complete, { name: 'complete' })], { name: 'turn' })
+const step = DBOS.registerWorkflow(async () => [await DBOS.runStep(async () => 1, { name: 'nothing' })], {
+  name: 'step',
+})
+const byPath: Record<string, typeof workflow> = { '/turn': turn, '/step': step }
+
 const isWorker = process.argv[2] === 'worker'
 
 DBOS.setConfig({
@@ -37,7 +52,8 @@ await DBOS.launch()
 await DBOS.registerQueue(QUEUE)
 
 const server = createServer(async (request, response) => {
-  const handle = await DBOS.startWorkflow(workflow, request.url === '/queued' ? { queueName: QUEUE } : {})()
+  const started = byPath[request.url ?? ''] ?? workflow
+  const handle = await DBOS.startWorkflow(started, request.url === '/queued' ? { queueName: QUEUE } : {})()
   const results = (await handle.getResult()) as unknown[]
   response.writeHead(201, { 'content-type': 'application/json' }).end(JSON.stringify({ results: results.length }))
 })

@@ -7,6 +7,8 @@ import { openServices } from '#core/services/lifecycle.ts'
 import { client, startApp } from '../support/app.ts'
 import { startEmbeddingServer } from '../support/embedding-server.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { createDatabase } from '../support/postgres.ts'
+import { costRows, dbosProgram, postTo } from './costs.ts'
 import { start } from './http.ts'
 import { facts } from './knowledge-corpora.ts'
 import { percentile, postmaster, processorTime, rounded, walBytes } from './measure.ts'
@@ -115,6 +117,20 @@ async function of(dimensions: number): Promise<Row[]> {
       const [rate, bareRate] = [best(({ many }) => many.rate, Math.max), best(({ bare }) => bare.rate, Math.max)]
       const [p50, bareP50] = [best(({ one }) => one.p50), best(({ bareOne }) => bareOne.p50)]
       const writes = await writesOf({ key, db, store, texts: questions })
+      const costs = await costRows(
+        `write of a fact of ${dimensions} dimensions`,
+        {
+          processes: { web: { script: 'src/web.ts' } },
+          env: { ...testEnvironment(app.databaseUrl), ...settings },
+          call: url =>
+            postTo(
+              `${url}/api/v1/memory-entries`,
+              { memory_store_id: store, content: `${questions[asked % questions.length]} ${asked++ * 104_729}` },
+              key.token as string,
+            ),
+        },
+        { 'DBOS, one step': dbosProgram({ DATABASE_URL: await createDatabase() }, '/step') },
+      )
       const size = `10,000 facts of ${dimensions} dimensions`
       return [
         {
@@ -138,6 +154,7 @@ async function of(dimensions: number): Promise<Row[]> {
           target: '<= 9',
           note: `bare ${best(({ bare }) => bare.cpu).toFixed(1)} ms`,
         },
+        ...costs,
         ...writes.map(row => ({ ...row, what: `${row.what}, ${dimensions} dimensions` })),
       ]
     } finally {

@@ -149,6 +149,16 @@ app.post('/proxy/chat/completions', async (req, res) => {
   await pipeline(answer.body as ReadableStream, res)
 })
 
+// The vectors of a project with the nearest codes.
+app.post('/search', async (req, res) => {
+  const { project_id: project, code, limit } = req.body as { project_id: string; code: string; limit: number }
+  const rows = await pool.any(sql.unsafe`
+    select v.ref_id, encode(v.vec, 'base64') as vec from knowledge_vectors v
+    where v.project_id = ${project} and v.source = 1
+    order by bit_count(v.code # ${code}::bit varying) limit ${limit}`)
+  res.json({ results: rows.length })
+})
+
 // What a refresh reads and writes; the grant and the token it names are there.
 app.post('/oauth/refreshed', async (req, res) => {
   const { refresh_token: token, grant_id: grantId, client_id: clientId } = req.body as Record<string, string>

@@ -3,6 +3,8 @@ import { startDouble } from '#local/double/server.ts'
 import { startAgentApp } from '../execution/fixtures.ts'
 import { type Client, client } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { createDatabase } from '../support/postgres.ts'
+import { costRows, dbosProgram, floorProgram, postTo } from './costs.ts'
 import { rate, start } from './http.ts'
 import { percentile, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
@@ -29,12 +31,25 @@ export async function run(seconds = 6): Promise<Row[]> {
     DATABASE_POOL_MAX: '20',
     MODEL_URL: `${double.url}/v1`,
   }
+  const token = app.key.token as string
+  const messages = [{ role: 'user', content: 'one two three' }]
+  const costs = await costRows(
+    'completion of a model by /openai/v1',
+    {
+      processes: { web: { script: 'src/web.ts' }, worker: { script: 'jobs/worker.ts', args: ['generation'] } },
+      env,
+      call: url =>
+        postTo(`${url}/openai/v1/chat/completions`, { model: `${app.providerId}/double-1`, messages }, token),
+    },
+    {
+      proxy: floorProgram(env, url => postTo(`${url}/proxy/chat/completions`, { model: 'double-1', messages })),
+      'DBOS, one step': dbosProgram({ DATABASE_URL: await createDatabase(), MODEL_URL: env.MODEL_URL }, '/turn'),
+    },
+  )
   const web = await start('src/web.ts', env)
   const worker = await start('jobs/worker.ts', env, ['generation'])
   const floor = await start('test/bench/floor.ts', env)
   for (const { child } of [web, worker, floor]) child.stdout?.resume()
-  const token = app.key.token as string
-  const messages = [{ role: 'user', content: 'one two three' }]
   const completion = (model: string): Target => ({
     url: web.url,
     path: '/openai/v1/chat/completions',
@@ -58,6 +73,7 @@ export async function run(seconds = 6): Promise<Row[]> {
   try {
     for (const target of [turn, completion(app.agentId), bare, proxy]) await alone(target, WARM_UP, '')
     return [
+      ...costs,
       await compare('turn by /openai/v1, of the turn by /api/v1', '>= 0.95', {
         ours: () => halves(completion(app.agentId)),
         theirs: () => halves(turn),

@@ -1,5 +1,4 @@
-import { type ChildProcess, spawn } from 'node:child_process'
-import path from 'node:path'
+import type { ChildProcess } from 'node:child_process'
 import { pathToFileURL } from 'node:url'
 import autocannon from 'autocannon'
 import pg from 'pg'
@@ -7,7 +6,12 @@ import { DatabaseClient } from '#core/db/pg-client.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { createDatabase } from '../support/postgres.ts'
+import { costRows, dbosProgram, floorProgram, postTo } from './costs.ts'
 import type { Row } from './rows.ts'
+import { start } from './start.ts'
+
+export { start } from './start.ts'
 
 /**
  * Requests a second of one web process next to bare Express with the same statements, both on this machine and in this
@@ -17,30 +21,6 @@ const CONNECTIONS = 16
 const PROJECTS = 4
 /** Actors of each project. */
 const ACTORS = 20_000
-const root = path.resolve(import.meta.dirname, '../..')
-
-/** Starts a program and answers the port it prints. */
-export async function start(
-  script: string,
-  env: Record<string, string>,
-  args: string[] = [],
-): Promise<{ url: string; child: ChildProcess }> {
-  const child = spawn('bin/launch', [script, ...args], {
-    cwd: root,
-    env: { PATH: process.env.PATH, HOME: process.env.HOME, ...env },
-    stdio: ['ignore', 'pipe', 'inherit'],
-  })
-  const port = await new Promise<number>((resolve, reject) => {
-    child.once('exit', code => reject(new Error(`${script} ended with ${code}`)))
-    child.stdout?.on('data', chunk => {
-      const found = /"msg":"(?:web|worker|floor) is ready".*"port":(\d+)|"(?:port|health_port)":(\d+).*is ready"/.exec(
-        String(chunk),
-      )
-      if (found) resolve(Number(found[1] ?? found[2]))
-    })
-  })
-  return { url: `http://127.0.0.1:${port}`, child }
-}
 
 /** Resident memory of a process in MiB. */
 export async function memory(child: ChildProcess): Promise<number> {
@@ -103,6 +83,19 @@ export async function run(seconds = 6): Promise<Row[]> {
   const counted = await Promise.all(quotaed.map(actorOf))
   const trips = await roundTrips(app, plain, limited, free[0], counted[0])
 
+  const costs = await costRows(
+    'create of an actor',
+    {
+      processes: { web: { script: 'src/web.ts' } },
+      env,
+      call: url => postTo(`${url}/api/v1/actors`, { name: 'made' }, plain.key.token as string),
+    },
+    {
+      floor: floorProgram(env, url => postTo(`${url}/actors`, { project_id: plain.id, name: 'made' })),
+      'DBOS, one step': dbosProgram({ DATABASE_URL: await createDatabase() }, '/step'),
+    },
+  )
+
   // LOG_LEVEL error would hide the line that contains the port.
   const web = await start('src/web.ts', { ...env, LOG_LEVEL: 'info' })
   const floor = await start('test/bench/floor.ts', env)
@@ -116,7 +109,7 @@ export async function run(seconds = 6): Promise<Row[]> {
       headers: { ...more.headers, authorization: `Bearer ${key.token}` },
     })),
   })
-  const rows: Row[] = []
+  const rows: Row[] = [...costs]
   const compare = async (
     what: string,
     target: number,

@@ -1,6 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { insertChunks, type NewChunk } from '#content/index/chunks/store.ts'
 import { currentSpace, type Space } from '#content/index/embeddings/space.ts'
+import { codeOf } from '#content/index/vectors/codes.ts'
 import { cosineSimilarity, nearestRows } from '#content/index/vectors/scan.ts'
 import { insertVectors, type NewVector, VECTOR_SOURCES } from '#content/index/vectors/store.ts'
 import { indexText } from '#content/index/words/index-text.ts'
@@ -10,6 +11,8 @@ import { sql } from '#core/db/sql.ts'
 import { type OpenServices, openServices } from '#core/services/lifecycle.ts'
 import { client, startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { createDatabase } from '../support/postgres.ts'
+import { costRows, dbosProgram, floorProgram, postTo } from './costs.ts'
 import { memory, start } from './http.ts'
 import { anisotropic, type Corpus, isotropic, sparse, structureless } from './knowledge-corpora.ts'
 import { loopHolds, underLoad } from './knowledge-load.ts'
@@ -27,6 +30,8 @@ const QUESTIONS = 100
 const BATCH = 500
 const DOCUMENT_CHUNKS = 10
 const REQUESTS = 200
+/** Vectors that a search of the floor reads. */
+const SCANNED = 400
 
 export async function run(): Promise<Row[]> {
   const app = await startApp()
@@ -77,6 +82,7 @@ export async function run(): Promise<Row[]> {
       unit: '',
       target: '>= 0.98',
     })
+    rows.push(...(await costsOfSearch(env, projects[1], texts)))
     rows.push(...(await underLoad(app, env, { project: projects[1].id, questions: texts.questionTexts as string[] })))
     rows.push(...(await loopHolds()))
     const medians: number[] = []
@@ -113,6 +119,39 @@ export async function run(): Promise<Row[]> {
     await app.close()
   }
   return rows
+}
+
+/** What a search by words and meaning costs. */
+async function costsOfSearch(
+  env: Record<string, string>,
+  { id, token, count }: { id: string; token: string; count: number },
+  { questions, questionTexts = [] }: Corpus,
+): Promise<Row[]> {
+  let searches = 0
+  return costRows(
+    `search among ${count.toLocaleString('en')} chunks`,
+    {
+      processes: { web: { script: 'src/web.ts' } },
+      env,
+      // Never the same twice, so that no embedding is cached.
+      call: url =>
+        postTo(
+          `${url}/api/v1/knowledge/search`,
+          { query: `${questionTexts[searches % questionTexts.length]} ${searches++}` },
+          token,
+        ),
+    },
+    {
+      'bare scan': floorProgram(env, url =>
+        postTo(`${url}/search`, {
+          project_id: id,
+          code: codeOf(questions[searches++ % questions.length]),
+          limit: SCANNED,
+        }),
+      ),
+      'DBOS, one step': dbosProgram({ DATABASE_URL: await createDatabase() }, '/step'),
+    },
+  )
 }
 
 /** Vectors alone, as the recall of the scan needs no texts. */

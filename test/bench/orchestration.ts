@@ -10,6 +10,7 @@ import type { Client } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { createDatabase } from '../support/postgres.ts'
 import { resident } from '../support/processes.ts'
+import { costRows, dbosProgram, floorProgram, postTo } from './costs.ts'
 import { countStatements, start } from './http.ts'
 import { percentile, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
@@ -109,6 +110,7 @@ export async function run(): Promise<Row[]> {
     TOOL_URL: `${double.url}/healthz`,
   }
   const steps = { DATABASE_URL: await createDatabase(), TOOL_URL: env.TOOL_URL }
+  rows.push(...(await costsOfRun(app, env, steps)))
   const processes = {
     web: await start('src/web.ts', env),
     worker: await start('jobs/worker.ts', env, ['orchestration', 'generation']),
@@ -195,6 +197,31 @@ export async function run(): Promise<Row[]> {
     await app.close()
   }
   return rows
+}
+
+/** What a waited run of tool nodes in a row costs. */
+async function costsOfRun(app: AgentApp, env: Record<string, string>, steps: Record<string, string>): Promise<Row[]> {
+  const tool = await made(app.key, '/tools', { name: 'step', execute: { method: 'GET', url: env.TOOL_URL } })
+  const graph = chain(CHAIN, toolNode(tool))
+  const orchestration_id = await made(app.key, '/orchestrations', { name: 'costs', ...graph })
+  const token = app.key.token as string
+  return costRows(
+    `waited run of ${CHAIN} tool nodes`,
+    {
+      processes: {
+        web: { script: 'src/web.ts' },
+        worker: { script: 'jobs/worker.ts', args: ['orchestration', 'generation'] },
+      },
+      env,
+      call: url => postTo(`${url}/api/v1/orchestration-runs`, { orchestration_id, input: { n: 1 }, wait: true }, token),
+    },
+    {
+      [`floor, ${CHAIN} calls`]: floorProgram(env, async url => {
+        for (let n = 0; n < CHAIN; n++) await postTo(`${url}/called`, {})
+      }),
+      DBOS: dbosProgram(steps, '/run'),
+    },
+  )
 }
 
 /** Signed calls of a hook a second, while no worker takes its firings. */

@@ -5,6 +5,8 @@ import { startDouble } from '#local/double/server.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { createDatabase } from '../support/postgres.ts'
+import { costRows, dbosProgram, floorProgram, postTo } from './costs.ts'
 import { countStatements, memory, start } from './http.ts'
 import { percentile, postmaster, processorTime, rounded, tableBytes, walBytes } from './measure.ts'
 import type { Row } from './rows.ts'
@@ -31,6 +33,19 @@ export async function run(seconds = 8): Promise<Row[]> {
     DATABASE_POOL_MAX: '20',
     MODEL_URL: `${double.url}/v1`,
   }
+  const rowsOfCosts = await costRows(
+    'waited turn',
+    {
+      processes: { web: { script: 'src/web.ts' }, worker: { script: 'jobs/worker.ts', args: ['generation'] } },
+      env,
+      call: url =>
+        postTo(`${url}/api/v1/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' }, app.key.token as string),
+    },
+    {
+      floor: floorProgram(env, url => postTo(`${url}/turns`, { project_id: app.projectId, prompt: 'hello' })),
+      DBOS: dbosProgram({ DATABASE_URL: await createDatabase(), MODEL_URL: env.MODEL_URL }, '/turn'),
+    },
+  )
   const web = await start('src/web.ts', env)
   const worker = await start('jobs/worker.ts', env, ['generation'])
   const floor = await start('test/bench/floor.ts', env)
@@ -48,6 +63,7 @@ export async function run(seconds = 8): Promise<Row[]> {
     body: { project_id: app.projectId, prompt: 'hello' },
   }
   try {
+    rows.push(...rowsOfCosts)
     for (const target of [agent, least]) await alone(target, WARM_UP)
 
     const [p50, floorP50] = [percentile(await alone(agent, TURNS), 0.5), percentile(await alone(least, TURNS), 0.5)]

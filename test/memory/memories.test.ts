@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { snapshotProjects } from '#control/storage/snapshot.ts'
-import { sql } from '#core/db/sql.ts'
+import { type Fragment, sql } from '#core/db/sql.ts'
 import { expireMemories } from '#memory/facts/expire.ts'
+import { hasTags } from '#memory/facts/model.ts'
 import { type Client, startApp } from '../support/app.ts'
 import { forSuite } from '../support/suite.ts'
 import { at, createStore, DIMENSIONS, entriesOf, eventsOf, memoriesOf, remote, startAngles, state } from './support.ts'
@@ -162,6 +163,18 @@ describe('memories', () => {
     assert.equal((await memoriesOf(key, store, '&tags[t]=pears')).length, 1)
     for (const id of ['mstore_00000000000000000000000000', 'x'])
       assert.equal((await key.get(`/memories?memory_store_id=${id}`)).status, 404)
+  })
+
+  it('are found by tags in an index that leaves out memories without tags', async () => {
+    const query = sql.fragment`select t.id from memories t where ${hasTags({ t: 'pears' }) as Fragment}`
+    const plan = await app.services.pool.transaction(async tx => {
+      await tx.query(sql.unsafe`set local enable_seqscan = off`)
+      return tx.any(sql.unsafe`explain ${query}`)
+    })
+    assert.match(JSON.stringify(plan), /memories_tags/)
+    const entries = await app.services.pool.oneFirst(sql.unsafe`
+      select pg_get_expr(indpred, indrelid) from pg_index where indexrelid = 'memories_tags'::regclass`)
+    assert.equal(entries, "(tags <> '{}'::jsonb)")
   })
 
   describe('and policies', () => {

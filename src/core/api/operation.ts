@@ -316,7 +316,15 @@ export type Operation = {
   again: ((context: Context<never, never, never, never>, made: Made) => Promise<unknown>) | null
 }
 
-export type ParentRoute = { kind: Kind<any, any>; field: string }
+export type ParentRoute = {
+  kind: Kind<any, any>
+  field: string
+  /**
+   * Reads the row, with more than its kind has, for `run`: a create that needs more of its parent saves a round trip. The body is
+   * not validated, and the caller may not be allowed to see the row. Default `find` of the kind.
+   */
+  find?: (db: Queryable, id: string, body: Record<string, unknown>, caller: Caller) => Promise<KindRow | null>
+}
 
 /**
  * Long work by the kind of its record. `field` is the field of the response that contains its id, also for a caller that

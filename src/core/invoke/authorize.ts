@@ -162,12 +162,12 @@ async function authorizeCreate(inv: Invocation, caller: Caller, action: string, 
 async function findParent(
   inv: Invocation,
   caller: Caller,
-  { kind, field }: ParentRoute,
+  { kind, field, find = (db, id) => kind.find(db, id) }: ParentRoute,
   body: Record<string, unknown>,
 ): Promise<PolicyTarget | null> {
   const id = body[field]
   if (typeof id !== 'string' || !isIdOf(kind, id)) return null
-  const row = await kind.find(inv.db, id)
+  const row = await find(inv.db, id, body, caller)
   if (!row || !canSeeProject(caller, row.project_id)) return null
   inv.under = row
   return { kind, row }

@@ -18,7 +18,7 @@ import {
   memoryEntryKind,
 } from './model.ts'
 import type { MatchedMemory, Written } from './write.ts'
-import { responseStatus, submitFact } from './write-request.ts'
+import { responseStatus, storeOfFact, submitFact } from './write-request.ts'
 
 const tag = 'Memory'
 
@@ -33,7 +33,7 @@ const create = operation({
   action: 'memories:CreateMemoryEntry',
   alsoActions: ['memories:UpdateMemory'],
   creates: memoryEntryKind,
-  under: { kind: memoryStoreKind, field: 'memory_store_id' },
+  under: storeOfFact,
   body: MemoryEntryInput,
   validate: ({ body }) => void effectiveThresholds(body),
   answers: { 201: MemoryEntry, 200: MemoryEntry.or(DryRun) },

@@ -1,16 +1,35 @@
 import { checkStorage } from '#control/quotas/storage.ts'
 import { isIdOf, kinds } from '#core/api/kind.ts'
-import type { Context } from '#core/api/operation.ts'
+import type { Context, ParentRoute } from '#core/api/operation.ts'
 import { requireAll } from '#core/api/references.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
+import { storableText } from '#core/base/storable-text.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import { memoryBound, reachOf } from '#core/iam/authority.ts'
 import type { Caller } from '#core/iam/caller.ts'
-import { type MemoryRow, memoryKind, requireFuture, storePolicyTarget } from '../facts/model.ts'
+import { contentHash } from '../facts/hash.ts'
+import { MAX_CONTENT, type MemoryRow, memoryKind, requireFuture, storePolicyTarget } from '../facts/model.ts'
 import { canReachMemory } from '../reach.ts'
-import type { MemoryStoreRow } from '../stores/model.ts'
+import { type MemoryStoreRow, memoryStoreKind } from '../stores/model.ts'
 import type { MemoryEntryInput, MemoryEntryRow } from './model.ts'
+import { readStoreState, type StoreState } from './store.ts'
 import { type MatchedMemory, type Written, writeFact } from './write.ts'
+
+/** The parent of a create of a fact: its store, read with what the write needs of it. */
+export const storeOfFact: ParentRoute = {
+  kind: memoryStoreKind,
+  field: 'memory_store_id',
+  find: (db, id, { content, actor_id }, caller) =>
+    readStoreState(db, {
+      memory_store_id: id,
+      hash: typeof content === 'string' && content.length <= MAX_CONTENT ? contentHash(storableText(content)) : '',
+      actor_id: typeof actor_id === 'string' ? actor_id : defaultActor(caller, actor_id),
+    }),
+}
+
+/** The end user of a fact that names none: the end user of the turn, unless the fact is for none. */
+const defaultActor = (caller: Pick<Caller, 'bounds'>, named: unknown): string | null =>
+  named === undefined ? (memoryBound(caller)?.actor_id ?? null) : null
 
 /**
  * Returns the end user of a submitted fact, in a turn by default the end user of the turn. Another end user is allowed
@@ -25,7 +44,7 @@ export async function resolveFactActor(
   path = 'actor_id',
 ): Promise<string | null> {
   const bound = memoryBound(caller)
-  if (actorId === undefined) return bound?.actor_id ?? null
+  if (actorId === undefined) return defaultActor(caller, actorId)
   if (bound && !bound.shared && actorId !== bound.actor_id)
     raiseInvalid({ code: 'INVALID_VALUE', path, message: 'must be the end user of the turn' })
   if (actorId !== null) await requireAll(db, kinds.get('actor'), projectId, [actorId])
@@ -55,7 +74,7 @@ export async function submitFact(
     present: (written: Written) => object
   },
 ) {
-  const { body, caller, project, record, services, surface } = context
+  const { body, caller, project, record, services, surface, under } = context
   const { principal } = caller
   const { project_id, ...fact } = body
   const actor_id = await resolveFactActor(services.pool, caller, project as string, fact.actor_id)
@@ -78,6 +97,7 @@ export async function submitFact(
     { ...fact, actor_id, mechanism: surface === 'formation' ? 'formation' : 'api', principal },
     {
       dryRun,
+      state: under as StoreState | null,
       check,
       onMatch: checkMatch,
       within: async (tx, written) => {

@@ -10,23 +10,24 @@ import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import { storableText } from '#core/base/storable-text.ts'
 import { isForeignKeyViolation, type Queryable, sql } from '#core/db/sql.ts'
-import type { Tx } from '#core/writes/writer.ts'
+import type { Outbox, Tx } from '#core/writes/writer.ts'
 import { embedContent } from '../facts/embed.ts'
 import { contentHash } from '../facts/hash.ts'
 import { MAX_CONTENT, type MemoryRow, memoryKind, requireCurrent } from '../facts/model.ts'
-import { type Candidate, type EmbeddedMemory, insertMemory, type NewMemory, readCandidates } from '../facts/store.ts'
+import {
+  addMemory,
+  type Candidate,
+  type EmbeddedMemory,
+  type FactComparison,
+  MAX_EVICTED,
+  type NewMemory,
+  readComparison,
+} from '../facts/store.ts'
 import { ownerKeyOf } from '../reach.ts'
-import { ACTOR_MEMORY_LIMIT, type MemoryStoreRow, memoryStoreKind } from '../stores/model.ts'
+import { type MemoryStoreRow, memoryStoreKind } from '../stores/model.ts'
 import { effectiveThresholds } from '../stores/thresholds.ts'
 import { type Mechanism, type MemoryEntryRow, memoryEntryKind } from './model.ts'
-import {
-  entryInsert,
-  insertEntry,
-  lockForWrite,
-  type NewMemoryEntry,
-  readStoreState,
-  type StoreState,
-} from './store.ts'
+import { entryInsert, isStateFor, lockForWrite, type NewMemoryEntry, readStoreState, type StoreState } from './store.ts'
 
 /** A fact submitted to a memory store. */
 export type SubmittedFact = {
@@ -76,6 +77,7 @@ const MAX_SEARCHES = 20
  *
  * Uses no language model and merges no texts. A fact that cannot be embedded creates a memory unless its text exists.
  * @param options.dryRun returns the outcome without writing; the memory of a new fact is null
+ * @param options.state the store as already read for the fact
  * @param options.check runs with the store before the text is embedded; its errors end the write
  * @param options.onMatch runs with the matched memory before anything is written; its errors end the write
  * @param options.within runs in the transaction, after the rows are written
@@ -88,6 +90,7 @@ export async function writeFact(
   submitted: SubmittedFact,
   options: {
     dryRun?: boolean
+    state?: StoreState | null
     check?: (store: MemoryStoreRow) => Promise<void>
     onMatch?: (match: MatchedMemory) => void
     within?: (tx: Tx, written: Written) => Promise<void>
@@ -95,38 +98,41 @@ export async function writeFact(
   } = {},
 ): Promise<Written> {
   const fact = parseFact(submitted)
-  const { admitted } = options
-  const reportMatch = ({ action, match, similarity }: Decision, store: MemoryStoreRow): void => {
+  const { admitted, state, check } = options
+  const reportMatch = ({ action, match, similarity }: Decision, store: FactComparison['store']): void => {
     if (!match) return
     const chosen = fact.supersedes != null || actionFor(similarity, effectiveThresholds(store)) !== action
     options.onMatch?.({ memory: match, replaced: action === 'superseded', chosen })
   }
   const dryRun = async (prepared: PreparedFact): Promise<Written | null> => {
-    const decision = await decide(services.pool, prepared.store, fact, prepared)
+    const comparison = await requireComparison(services.pool, fact, prepared)
+    const decision = decide(comparison, fact, prepared)
     if (!decision) return null
-    reportMatch(decision, prepared.store)
+    reportMatch(decision, comparison.store)
     return dryRunResult(prepared.store, fact, decision)
   }
   const write = (prepared: PreparedFact): Promise<Written | null> =>
     services.write(async tx => {
       const { id, project_id } = prepared.store
-      const store = await lockForWrite(tx, { id, project_id, actor_id: fact.actor_id })
-      const decision = await decide(tx, store, fact, prepared)
+      await lockForWrite(tx, { id, project_id, actor_id: fact.actor_id })
+      const comparison = await requireComparison(tx, fact, prepared)
+      if (!comparison.has_owner) raise('ACTOR_NOT_FOUND', { meta: { id: fact.actor_id, missing: [fact.actor_id] } })
+      const decision = decide(comparison, fact, prepared)
       if (!decision) return null
-      reportMatch(decision, store)
-      const written = await writeDecision(services, tx, { store, fact, decision, prepared })
+      reportMatch(decision, comparison.store)
+      const written = writeDecision(services, tx, { comparison, fact, decision, prepared })
       await options.within?.(tx, written)
       return written
     })
   try {
-    let prepared = await prepareFact(services, fact, { admitted, check: options.check })
+    let prepared = await prepareFact(services, fact, { admitted, state, check })
     for (let search = 1; search <= MAX_SEARCHES; search++) {
       const written = await (options.dryRun ? dryRun(prepared) : write(prepared))
       if (written) return written
       prepared = await prepareFact(services, fact, { admitted, again: true })
     }
   } catch (error) {
-    // The statement that locks the store reads it before it acquires the locks, so the store may have been deleted.
+    // The deletion of a project deletes its stores without their locks.
     if (isForeignKeyViolation(error, 'memory_store_id'))
       raise('RESOURCE_NOT_FOUND', { meta: { id: fact.memory_store_id }, cause: error })
     throw error
@@ -184,11 +190,18 @@ async function prepareFact(
   {
     again = false,
     admitted,
+    state = null,
     check,
-  }: { again?: boolean; admitted?: boolean; check?: (store: MemoryStoreRow) => Promise<void> },
+  }: {
+    again?: boolean
+    admitted?: boolean
+    state?: StoreState | null
+    check?: (store: MemoryStoreRow) => Promise<void>
+  },
 ): Promise<PreparedFact> {
   const store =
-    (await readStoreState(services.pool, fact)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: fact.memory_store_id } })
+    (state && isStateFor(state, fact) ? state : await readStoreState(services.pool, fact)) ??
+    raise('RESOURCE_NOT_FOUND', { meta: { id: fact.memory_store_id } })
   await check?.(store)
   const { supersede } = effectiveThresholds(fact, store)
   if (store.twin && !again && !fact.supersedes && !isDeclared(fact))
@@ -259,28 +272,27 @@ const createdDecision = (similarity: number | null): Decision => ({ action: 'cre
 /** Whether a fact comes from a template: it is not compared with others and inherits nothing from a replaced memory. */
 const isDeclared = ({ mechanism }: Pick<ParsedFact, 'mechanism'>): boolean => mechanism === 'formation'
 
+/** Reads what a fact is compared with. Raises RESOURCE_NOT_FOUND. */
+async function requireComparison(
+  db: Queryable,
+  { actor_id, hash, supersedes = null }: ParsedFact,
+  { store, embedded, near }: PreparedFact,
+): Promise<FactComparison> {
+  const { id, project_id, snapshot } = store
+  const space = embedded?.space ?? null
+  const query = { store: { id, project_id }, actor_id, hash, supersedes, near, snapshot, space }
+  return (await readComparison(db, query)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
+}
+
 /**
  * Decides the outcome of a fact by the current memories of the store; null if all memories found by the search are
  * gone, so that it must be repeated. Raises VALIDATION_FAILED, RESOURCE_NOT_FOUND.
  */
-async function decide(
-  db: Queryable,
-  store: MemoryStoreRow,
-  fact: ParsedFact,
-  { store: { snapshot }, embedded, near, more }: PreparedFact,
-): Promise<Decision | null> {
+function decide({ store, candidates }: FactComparison, fact: ParsedFact, prepared: PreparedFact): Decision | null {
+  const { embedded, more } = prepared
   const thresholds = effectiveThresholds(fact, store)
   const { actor_id, hash, supersedes = null } = fact
   if (isDeclared(fact) && !supersedes) return createdDecision(null)
-  const candidates = await readCandidates(db, {
-    store,
-    actor_id,
-    hash,
-    supersedes,
-    near,
-    snapshot,
-    space: embedded?.space ?? null,
-  })
   const similarityTo = (candidate: Candidate): number | null =>
     similarityOf(embedded?.vectors ?? [], candidate.vectors ?? [])
   if (supersedes) {
@@ -328,46 +340,54 @@ function similarityOf(text: readonly Float32Array[], other: readonly string[]): 
   return Math.min(1, sum / Math.max(text.length, other.length))
 }
 
-async function writeDecision(
+/** Adds the rows and events of an outcome to the outbox, which writes them with the commit. */
+function writeDecision(
   services: Services,
-  tx: Tx,
+  outbox: Outbox,
   {
-    store,
+    comparison: { at, store, last },
     fact,
     decision,
     prepared,
-  }: { store: MemoryStoreRow; fact: ParsedFact; decision: Decision; prepared: PreparedFact },
-): Promise<Written> {
+  }: { comparison: FactComparison; fact: ParsedFact; decision: Decision; prepared: PreparedFact },
+): Written {
   const { action, match } = decision
-  if (action === 'skipped')
-    return { entry: await insertEntry(tx, entryOf(store, fact, decision, match?.id ?? null)), memory: match }
-  const newMemory = memoryOf(store, fact, match)
-  const entry = entryOf(store, fact, decision, newMemory.id)
-  const { memory, evicted } = await insertMemory(tx, newMemory, prepared.embedded as EmbeddedMemory, {
-    textSearchConfig: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG,
-    supersedes: match?.id ?? null,
-    actorLimit: store.actor_memory_limit ?? ACTOR_MEMORY_LIMIT,
-    entry: entryInsert(entry),
-  })
-  tx.emit(memoryKind, 'created', memory)
-  if (match) {
-    const now = memory.created_at
-    const superseded = {
-      ...match,
-      embedded: false,
-      invalidated_at: now,
-      superseded_by_memory_id: memory.id,
-      updated_at: now,
-    }
-    tx.emit(memoryKind, 'superseded', superseded, { extra: { superseded_by: memory.id } })
+  const submit = (memory_id: string | null): MemoryEntryRow => {
+    const entry = entryOf(store, fact, decision, memory_id)
+    outbox.alongside(guard => entryInsert(entry, guard))
+    return { ...entry, created_at: at, store_tags: store.tags }
   }
-  for (const row of evicted) tx.emit(memoryKind, 'retracted', row)
-  // Inserted by the same statement, so at the same time.
-  return { entry: { ...entry, created_at: memory.created_at, store_tags: store.tags }, memory }
+  if (action === 'skipped') return { entry: submit(match?.id ?? null), memory: match }
+  const evicted = evictedBy(last, match)
+  const memory = addMemory(outbox, memoryOf(store, fact, match), prepared.embedded as EmbeddedMemory, {
+    textSearchConfig: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG,
+    at,
+    store_tags: store.tags,
+    supersedes: match?.id ?? null,
+    evicted: evicted.map(({ id }) => id),
+  })
+  outbox.emit(memoryKind, 'created', memory)
+  const retired = { embedded: false, invalidated_at: at, updated_at: at }
+  if (match) {
+    const superseded = { ...match, ...retired, superseded_by_memory_id: memory.id }
+    outbox.emit(memoryKind, 'superseded', superseded, { extra: { superseded_by: memory.id } })
+  }
+  for (const row of evicted) outbox.emit(memoryKind, 'retracted', { ...row, ...retired })
+  return { entry: submit(memory.id), memory }
+}
+
+/**
+ * Returns the memories that a new one evicts.
+ * @param last current memories of the end user from the limit on, newest first
+ * @param replaced memory that the new one replaces, whose place it takes
+ */
+function evictedBy(last: readonly MemoryRow[], replaced: MemoryRow | null): MemoryRow[] {
+  const others = last.filter(({ id }) => id !== replaced?.id)
+  return (replaced && others.length === last.length ? others.slice(1) : others).slice(0, MAX_EVICTED)
 }
 
 /** Returns the memory for a fact, which inherits tags and metadata of the memory it replaces. */
-function memoryOf(store: MemoryStoreRow, fact: ParsedFact, replaced: MemoryRow | null): NewMemory {
+function memoryOf(store: FactComparison['store'], fact: ParsedFact, replaced: MemoryRow | null): NewMemory {
   const source = isDeclared(fact) ? null : replaced
   return {
     id: newId(memoryKind.prefix),
@@ -402,7 +422,7 @@ const mergeMetadata = (old: Record<string, unknown>, incoming: Record<string, un
 }
 
 const entryOf = (
-  store: MemoryStoreRow,
+  store: FactComparison['store'],
   fact: ParsedFact,
   { action, similarity, match }: Decision,
   memory_id: string | null,

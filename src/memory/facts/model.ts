@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { removeVectors, VECTOR_SOURCES } from '#content/index/vectors/store.ts'
 import { columnFilter } from '#core/api/filters.ts'
 import { type KindRow, kind } from '#core/api/kind.ts'
-import { timeInput } from '#core/api/lists.ts'
+import { tagCondition, timeInput } from '#core/api/lists.ts'
 import { MetadataBag } from '#core/api/metadata.ts'
 import type { AllowTarget } from '#core/api/operation.ts'
 import { patchBody, record } from '#core/api/record.ts'
@@ -115,6 +115,12 @@ export const ownerFilter = columnFilter(
 
 /** Condition that the memory `t` is current. */
 export const currentCondition = sql.fragment`t.invalidated_at is null and (t.expires_at is null or t.expires_at > now())`
+
+/** Condition that the memory `t` has all tags, null without tags. Index memories_tags, which leaves out memories without tags. */
+export function hasTags(tags: Record<string, string> | undefined): Fragment | null {
+  const contained = tagCondition(sql.fragment`t.tags`, tags)
+  return contained && sql.fragment`${contained} and t.tags <> '{}'`
+}
 
 /** Raises VALIDATION_FAILED for a time that is not in the future. */
 export function requireFuture(expiresAt: string | null | undefined, now: Date): void {

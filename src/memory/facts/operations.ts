@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { canSeeProject, visibleRows } from '#core/api/access.ts'
 import { tagsFilter } from '#core/api/filters.ts'
 import { isIdOf } from '#core/api/kind.ts'
-import { booleanQuery, listTable, pageOf, tagCondition, textFilter } from '#core/api/lists.ts'
+import { booleanQuery, listTable, pageOf, textFilter } from '#core/api/lists.ts'
 import { ndjsonStream } from '#core/api/ndjson.ts'
 import { type Context, itemOperation, type Operation, operation, result } from '#core/api/operation.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
@@ -12,7 +12,7 @@ import { resource } from '#core/resources/resource.ts'
 import { eraseMemories } from '../entries/erase.ts'
 import { MemoryInput, WrittenMemory } from '../entries/model.ts'
 import type { MatchedMemory, Written } from '../entries/write.ts'
-import { responseStatus, submitFact } from '../entries/write-request.ts'
+import { responseStatus, storeOfFact, submitFact } from '../entries/write-request.ts'
 import { canReachMemory, withinReach } from '../reach.ts'
 import { memoryStoreKind } from '../stores/model.ts'
 import { memoriesAccess, memoryAccess } from './end-user.ts'
@@ -20,6 +20,7 @@ import {
   AssignAnswer,
   AssignInput,
   currentCondition,
+  hasTags,
   Memory,
   MemoryPatch,
   type MemoryRow,
@@ -62,7 +63,7 @@ const create = operation({
   action: 'memories:CreateMemory',
   alsoActions: ['memories:UpdateMemory', 'memories:GetMemory'],
   creates: memoryKind,
-  under: { kind: memoryStoreKind, field: 'memory_store_id' },
+  under: storeOfFact,
   body: MemoryInput,
   answers: { 201: WrittenMemory, 200: WrittenMemory },
   raises: ['RESOURCE_NOT_FOUND', 'ACTOR_NOT_FOUND', 'QUOTA_STORAGE_EXCEEDED', 'QUOTA_EXCEEDED'],
@@ -137,7 +138,7 @@ const list = operation({
         withinReach(ownerColumn(sql.fragment`t`), reachOf(caller)),
         query.actor_id !== undefined && ownerFilter.where(query.actor_id),
         query.query !== undefined && sql.fragment`t.content ilike ${substring(query.query)}`,
-        tagCondition(sql.fragment`t.tags`, query.tags),
+        hasTags(query.tags),
       ],
       present: row => memoryKind.present(row),
     })
@@ -232,7 +233,7 @@ const exportStore = itemOperation(memoryStoreKind, {
       rows,
       withinReach(ownerColumn(sql.fragment`t`), reachOf(caller)),
       !query.include_invalidated && currentCondition,
-      tagCondition(sql.fragment`t.tags`, query.tags),
+      hasTags(query.tags),
     ])
     return ndjsonStream<MemoryRow>(
       context,

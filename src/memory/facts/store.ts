@@ -11,8 +11,11 @@ import {
 } from '#content/index/vectors/store.ts'
 import { indexText } from '#content/index/words/index-text.ts'
 import { wordsLanguageExpr } from '#content/index/words/languages.ts'
+import { inProject, kinds } from '#core/api/kind.ts'
 import { countStatement, type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import type { Outbox } from '#core/writes/writer.ts'
 import { ownerKeyOf } from '../reach.ts'
+import { ACTOR_MEMORY_LIMIT, type MemoryStoreRow } from '../stores/model.ts'
 import { currentCondition, type MemoryRow, memoryKind, ownerColumn } from './model.ts'
 
 /** Vectors of a memory; none if embedding failed (`failed`), or if there is nothing to embed. */
@@ -62,75 +65,65 @@ export type NewMemory = Pick<
   | 'expires_at'
 >
 
-/** Maximum number of memories that one write evicts; after a limit was lowered, the next writes evict more. */
-const MAX_EVICTED = 100
-
 /**
- * Inserts a memory with search words, vectors and entry, invalidates the memory that it supersedes, and evicts the
- * oldest memories of the end user above `actorLimit`, in one statement. The caller has locked the end user's part of
- * the store and checked that the superseded memory is current.
+ * Adds a new memory with search words, vectors and entry to the statement of an outbox, which also invalidates the memory that it
+ * supersedes and the evicted memories of its end user; returns its row. The caller has locked the end user's part of the store and
+ * read these memories.
+ * @param options.at time of the transaction, which the row gets
  */
-export async function insertMemory(
-  db: Queryable,
+export function addMemory(
+  outbox: Outbox,
   memory: NewMemory,
   embedded: EmbeddedMemory,
-  options: { textSearchConfig: string; supersedes: string | null; actorLimit: number; entry: Fragment },
-): Promise<{ memory: MemoryRow; evicted: readonly MemoryRow[] }> {
-  const { textSearchConfig, supersedes, actorLimit, entry } = options
-  const {
-    id,
-    project_id,
-    memory_store_id,
-    content,
-    hash,
-    source_type,
-    source_id,
-    actor_id,
-    tags,
-    metadata,
-    expires_at,
-  } = memory
+  options: {
+    textSearchConfig: string
+    at: string
+    store_tags: Record<string, string>
+    supersedes: string | null
+    evicted: readonly string[]
+  },
+): MemoryRow {
+  const { textSearchConfig, at, store_tags, supersedes, evicted } = options
+  const { id, project_id, memory_store_id, content, hash, source_type, source_id, actor_id, tags, metadata } = memory
   const { embedded: isEmbedded, space_id } = embeddingOf(embedded)
-  const rows = memoryVectorRows(memory, embedded.vectors, embedded.space)
-  const retiring = supersedes
-    ? sql.fragment`retired as (
-        update memories set invalidated_at = now(), superseded_by_memory_id = ${id}, embedded = false, tsv = null,
-          updated_at = now()
-        where id = ${supersedes}
-      ),
-      dropped as (${memoryVectorRemoval(supersedes)}),`
-    : sql.fragment``
-  const vectors = rows.length > 0 ? sql.fragment`vectors as (${vectorInsert(rows)}),` : sql.fragment``
-  const limited = actor_id !== null
-  const trimming = limited
-    ? sql.fragment`trimmed as (
-        update memories t set invalidated_at = now(), embedded = false, tsv = null, updated_at = now()
-        where id in (
-          select t.id from memories t
-          where t.memory_store_id = ${memory_store_id} and ${ownerColumn(sql.fragment`t`)} = ${actor_id} and ${currentCondition}
-            and t.id is distinct from ${supersedes}
-          order by t.created_at desc, t.id desc offset ${actorLimit - 1} limit ${MAX_EVICTED}
-        )
-        returning ${memoryKind.columns}
-      ),
-      trimmed_vectors as (${vectorRemoval(VECTOR_SOURCES.memory, sql.fragment`any(array(select id from trimmed))`)}),`
-    : sql.fragment``
-  const [inserted, ...evicted] = await db.many(memoryKind.sql`
-    with ${retiring} ${trimming} ${vectors} entry as (${entry}), words as (
-      ${wordsLanguageExpr(sql.fragment`null::text`, sql.fragment`${project_id}`, textSearchConfig)}
-    ),
-    made as (
-      insert into memories as t (id, project_id, memory_store_id, content, content_hash, source_type, source_id, actor_id,
-        tags, metadata, expires_at, embedded, space_id, tsv, tsv_config)
+  const vectors = memoryVectorRows(memory, embedded.vectors, embedded.space)
+  if (vectors.length > 0) outbox.alongside(guard => vectorInsert(vectors, guard))
+  if (supersedes) retire(outbox, [supersedes], id)
+  if (evicted.length > 0) retire(outbox, evicted)
+  outbox.alongside(
+    guard => sql.fragment`
+      insert into memories (id, project_id, memory_store_id, content, content_hash, source_type, source_id, actor_id, tags,
+        metadata, expires_at, embedded, space_id, tsv, tsv_config)
       select ${id}, ${project_id}, ${memory_store_id}, ${content}, decode(${hash}, 'hex'), ${source_type}, ${source_id},
         ${actor_id}, ${jsonb(tags)}, ${metadata === null ? null : JSON.stringify(metadata)}::json,
-        ${expires_at}::timestamptz, ${isEmbedded}, ${space_id}::int,
+        ${memory.expires_at}::timestamptz, ${isEmbedded}, ${space_id}::int,
         words_tsv(${indexText(content)}, words.language, words.fallback, ${project_id}), words.tag
-      from words
-      returning ${memoryKind.columns}
-    )
-    select * from made ${limited ? sql.fragment`union all select * from trimmed` : sql.fragment``}`)
-  return { memory: inserted, evicted }
+      from (${wordsLanguageExpr(sql.fragment`null::text`, sql.fragment`${project_id}`, textSearchConfig)}) words
+      where ${guard}`,
+  )
+  const expires_at = memory.expires_at === null ? null : new Date(memory.expires_at).toISOString()
+  return {
+    ...memory,
+    expires_at,
+    invalidated_at: expires_at !== null && expires_at <= at ? expires_at : null,
+    embedded: isEmbedded,
+    superseded_by_memory_id: null,
+    created_at: at,
+    updated_at: at,
+    store_tags,
+  }
+}
+
+/** Invalidates memories and deletes their words and vectors. */
+function retire(outbox: Outbox, ids: readonly string[], successor: string | null = null): void {
+  const retired = sql.fragment`any(${sql.array([...ids], 'text')})`
+  outbox.alongside(
+    guard => sql.fragment`
+      update memories set invalidated_at = now(), superseded_by_memory_id = ${successor}, embedded = false, tsv = null,
+        updated_at = now()
+      where id = ${retired} and ${guard}`,
+  )
+  outbox.alongside(guard => sql.fragment`${vectorRemoval(VECTOR_SOURCES.memory, retired)} and ${guard}`)
 }
 
 /** Replaces the text of a locked memory, with search words and vectors. */
@@ -157,12 +150,29 @@ export function replaceMemoryContent(
     returning ${memoryKind.columns}`)
 }
 
-const candidateRow = sql.type(memoryKind.row.extend({ vectors: z.array(z.string()).nullable() }))
+/** Maximum number of memories that one write evicts; after a limit was lowered, the next writes evict more. */
+export const MAX_EVICTED = 100
+
+const StorePart = z.object({
+  /** Time of the transaction. */
+  at: z.string(),
+  /** Whether the end user exists; true without one. */
+  has_owner: z.boolean(),
+  duplicate_threshold: z.number().nullable(),
+  supersede_threshold: z.number().nullable(),
+  current_store_tags: z.record(z.string(), z.string()),
+})
+const comparedRow = sql.type(
+  z.union([
+    memoryKind.row.extend({ ...StorePart.shape, vectors: z.array(z.string()).nullable(), is_compared: z.boolean() }),
+    StorePart.extend({ id: z.null() }),
+  ]),
+)
 export type Candidate = MemoryRow & { vectors: string[] | null }
 
-/** Candidates to compare a fact with. */
-export type CandidateQuery = {
-  store: { id: string; project_id: string }
+/** What a fact is compared with. */
+export type FactQuery = {
+  store: Pick<MemoryStoreRow, 'id' | 'project_id'>
   /** End user of the fact; only facts of the same end user are compared. */
   actor_id: string | null
   hash: string
@@ -174,31 +184,70 @@ export type CandidateQuery = {
   space: Space | null
 }
 
+/** The store of a fact, the memories to compare it with, and those that a new memory may evict. */
+export type FactComparison = {
+  at: string
+  has_owner: boolean
+  store: Pick<MemoryStoreRow, 'id' | 'project_id' | 'duplicate_threshold' | 'supersede_threshold' | 'tags'>
+  /** By ID. */
+  candidates: Candidate[]
+  /** Current memories of the end user from the limit on, newest first. */
+  last: MemoryRow[]
+}
+
 /**
- * Reads the memories to compare a fact with: the one to replace, memories with the same text (memories_hash), near
- * memories, and memories written since the search. All but the one to replace are current.
+ * Reads the store of a fact, null if it does not exist, and the memories to compare the fact with: the one to replace, memories with
+ * the same text (memories_hash), near memories, and memories written since the search. All but the one to replace are current. Also
+ * reads the memories of the end user at and above the limit (memories_owner).
  */
-export function readCandidates(
-  db: Queryable,
-  { store, actor_id, hash, supersedes, near, snapshot, space }: CandidateQuery,
-): Promise<readonly Candidate[]> {
+export async function readComparison(db: Queryable, query: FactQuery): Promise<FactComparison | null> {
+  const { store, actor_id, hash, supersedes, near, snapshot, space } = query
   const scope = space && { project: store.project_id, space, source: VECTOR_SOURCES.memory }
   const recent =
     scope && !supersedes ? sql.fragment`union ${refsWrittenSince(scope, store.id, snapshot)}` : sql.fragment``
-  return db.any(candidateRow`
-    select ${memoryKind.columns}, ${space ? vectorsOf(VECTOR_SOURCES.memory, sql.fragment`t.id`, space.id) : sql.fragment`null::json`} as vectors
-    from memories t
-    where t.id in (
-      select unnest(${sql.array(supersedes ? [supersedes] : [...near], 'text')})
-      union
-      select m.id from memories m
-      where m.memory_store_id = ${store.id} and m.content_hash = decode(${hash}, 'hex') and m.invalidated_at is null
-        and ${ownerColumn(sql.fragment`m`)} = ${ownerKeyOf(actor_id)}
-      ${recent}
-    ) and t.project_id = ${store.project_id}
-      and (t.id = ${supersedes} or (
-        t.memory_store_id = ${store.id} and ${ownerColumn(sql.fragment`t`)} = ${ownerKeyOf(actor_id)} and ${currentCondition}))
-    order by t.id`)
+  const ownCurrent = sql.fragment`
+    t.memory_store_id = ${store.id} and ${ownerColumn(sql.fragment`t`)} = ${ownerKeyOf(actor_id)} and ${currentCondition}`
+  const actors = kinds.get('actor')
+  const owner =
+    actor_id === null
+      ? sql.fragment`true`
+      : sql.fragment`exists (
+          select from ${sql.identifier([actors.table])} t where t.id = ${actor_id} and ${inProject(actors, store.project_id)})`
+  const last =
+    actor_id === null
+      ? sql.fragment``
+      : sql.fragment`union all (
+          select ${memoryKind.columns}, null::json as vectors, false as is_compared from memories t where ${ownCurrent}
+          order by t.created_at desc, t.id desc
+          offset coalesce(s.actor_memory_limit, ${ACTOR_MEMORY_LIMIT}) - 1 limit ${MAX_EVICTED + 1})`
+  const rows = await db.any(comparedRow`
+    select now()::timestamptz(3) as at, ${owner} as has_owner, s.duplicate_threshold, s.supersede_threshold, s.tags as current_store_tags, m.*
+    from memory_stores s left join lateral (
+      select ${memoryKind.columns}, ${space ? vectorsOf(VECTOR_SOURCES.memory, sql.fragment`t.id`, space.id) : sql.fragment`null::json`} as vectors,
+        true as is_compared
+      from memories t
+      where t.id in (
+        select unnest(${sql.array(supersedes ? [supersedes] : [...near], 'text')})
+        union
+        select m.id from memories m
+        where m.memory_store_id = ${store.id} and m.content_hash = decode(${hash}, 'hex') and m.invalidated_at is null
+          and ${ownerColumn(sql.fragment`m`)} = ${ownerKeyOf(actor_id)}
+        ${recent}
+      ) and t.project_id = ${store.project_id} and (t.id = ${supersedes} or (${ownCurrent}))
+      ${last}
+    ) m on true
+    where s.id = ${store.id}
+    order by m.created_at desc, m.id desc`)
+  if (rows.length === 0) return null
+  const [{ at, has_owner, duplicate_threshold, supersede_threshold, current_store_tags: tags }] = rows
+  const memories = rows.filter(row => row.id !== null)
+  return {
+    at,
+    has_owner,
+    store: { ...store, duplicate_threshold, supersede_threshold, tags },
+    candidates: memories.filter(({ is_compared }) => is_compared).sort((one, other) => (one.id < other.id ? -1 : 1)),
+    last: memories.filter(({ is_compared }) => !is_compared),
+  }
 }
 
 /**

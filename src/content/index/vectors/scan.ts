@@ -141,7 +141,8 @@ export async function nearestRows(
     ) {
       const batch = ranking.rows.slice(at, Math.min(candidates, at + readPlan.first))
       at += batch.length
-      rows.push(...(await score(batch.map(row => ids[row]))))
+      const read = () => score(batch.map(row => ids[row]))
+      rows.push(...(await (at === ranking.rows.length ? sendWithCommit(read) : read())))
     }
     return { rows, by: 'scan', scanned: ids.length }
   })
