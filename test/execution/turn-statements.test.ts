@@ -78,6 +78,18 @@ describe('statements', function () {
     assert.deepEqual(reading, [])
   })
 
+  it('of a node change no column of its run that an index reads, so that its updates write no index', async () => {
+    const changed = /\b(revision|outcomes|written|active_nodes|steps|rounds|updated_at)\b/
+    const indexes = await app.services.pool.any(
+      sql.unsafe`select indexdef from pg_indexes where tablename = 'orchestration_runs' and schemaname = 'public'`,
+    )
+    assert.ok(indexes.length > 5)
+    assert.deepEqual(
+      indexes.filter(({ indexdef }: any) => changed.test(indexdef)),
+      [],
+    )
+  })
+
   it('of a turn write events whose fields are in the dictionary of envelopes', async () => {
     await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
     const events = await app.services.pool.any(sql.type(StoredEnvelope.extend({ name: z.string() }))`

@@ -27,11 +27,17 @@ export const isRunTerminal = ({ status }: { status: RunStatus }): boolean => TER
 export const LIVE = sql.fragment`('queued', 'running', 'sleeping', 'awaiting_input')`
 
 /**
- * SQL condition that a run is about to be cancelled with its parent or its orchestration. Two lookups by primary key.
+ * SQL condition that a run is about to be cancelled with its parent or its orchestration. Two lookups by primary key; one
+ * and no call of a function for a run without a parent.
  * @param run alias of the run's row
  */
-export const isStopping = (run: string): Fragment =>
-  sql.fragment`orchestration_run_stopping(${sql.identifier([run, 'orchestration_id'])}, ${sql.identifier([run, 'parent_execution_id'])})`
+export function isStopping(run: string): Fragment {
+  const orchestration = sql.identifier([run, 'orchestration_id'])
+  const parent = sql.identifier([run, 'parent_execution_id'])
+  return sql.fragment`case when ${parent} is null
+    then exists (select from orchestrations o where o.id = ${orchestration} and o.managed_by = 'deletion')
+    else orchestration_run_stopping(${orchestration}, ${parent}) end`
+}
 
 export const NODE_STATUSES = [
   'running',

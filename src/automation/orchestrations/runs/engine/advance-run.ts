@@ -1,5 +1,4 @@
 import type { Graph } from '#automation/orchestrations/definition/graph.ts'
-import type { PricedUsage } from '#control/usage/price-usage.ts'
 import type { RecordedFailure } from '#core/base/errors.ts'
 import { HOLDER } from '#core/base/holder.ts'
 import type { Services } from '#core/base/services.ts'
@@ -31,8 +30,6 @@ type Options = {
   report?: (advance: Advance) => boolean | Promise<boolean>
   /** Number of ready node executions that the caller executes itself; they are claimed and get no message. */
   claims?: (advance: Advance) => number
-  /** Usage that the caller has already recorded in this transaction. */
-  used?: readonly PricedUsage[]
   /** The run as this process wrote it last; the advance is written only if the run is unchanged. */
   cached?: CachedRun | null
 }
@@ -120,10 +117,7 @@ async function advanceLoaded(
   options: Options,
 ): Promise<AdvanceResult | null> {
   const pinned = await loadPinnedGraph(services, tx, loaded)
-  const advance = new Advance(services, tx, pinned?.graph ?? EMPTY_GRAPH, loaded, driven, {
-    used: options.used,
-    isEstimated: options.cached != null,
-  })
+  const advance = new Advance(services, tx, pinned?.graph ?? EMPTY_GRAPH, loaded, driven, options.cached != null)
   if (options.report && !(await options.report(advance))) return null
   const unrunnable = !pinned ? UNRUNNABLE.gone : pinned.graph.sorted ? null : UNRUNNABLE.cycle
   let continues = false

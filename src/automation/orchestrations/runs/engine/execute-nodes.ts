@@ -1,7 +1,6 @@
 import type { WorkerType } from '#automation/orchestrations/definition/definition.ts'
 import { parseDuration } from '#automation/orchestrations/definition/duration.ts'
-import { recordUsageInTx, type UsageDraft } from '#control/usage/meter.ts'
-import { priceUsage } from '#control/usage/price-usage.ts'
+import { recordUsage, type UsageDraft } from '#control/usage/meter.ts'
 import { timeIn } from '#core/base/clock.ts'
 import { AppError } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
@@ -89,16 +88,18 @@ async function executeNode(
   const log = (outcome: string, fields: object = {}) =>
     logAttempt(services.log, nodeExecutionQueue.name, started, { ...ids, ...fields, outcome })
   const advanceWith = async (tx: Tx, outcome: NodeWorkOutcome | { error: unknown }, from: CachedRun | null = null) => {
-    // Usage is recorded even if the claim was lost.
-    const priced = await priceUsage(services, used, tx)
-    recordUsageInTx(services, tx, priced)
-    return advanceRun(tx, services, execution.run_id, {
+    const advanced = await advanceRun(tx, services, execution.run_id, {
       cached: from,
-      used: priced,
-      report: advance => endNode(advance, execution, outcome, started),
+      report(advance) {
+        advance.addUsage(...used)
+        return endNode(advance, execution, outcome, started)
+      },
       // The slot of the ending execution is free for its successor.
       claims: advance => (mayContinue() && hasCapacity(services, advance.projectLeases) ? 1 : 0),
     })
+    // Usage is recorded even if the claim was lost.
+    if (!advanced) await recordUsage(services, used, tx)
+    return advanced
   }
   // If the response of a commit is lost, the executions claimed by it are identified by these rows only.
   const following: ClaimedNode[] = []
