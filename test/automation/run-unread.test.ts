@@ -54,6 +54,34 @@ describe('runs advanced without being read', function () {
     assert.deepEqual(times, times.toSorted())
   })
 
+  it('call a tool as it was changed or deleted before the previous node ended', async () => {
+    const tools = [await app.tool(), await app.tool(), await app.tool()]
+    const nodes = tools.map((tool_id, n) => ({ id: `n${n}`, type: 'tool', tool_id }))
+    const graph = await app.orchestration(nodes, chain('n0', 'n1', 'n2'))
+    for (const deleted of [false, true]) {
+      app.target.requests.length = 0
+      app.target.answer = (request, response) => {
+        const answer = () => json({ ok: true })(request, response)
+        if (app.target.requests.length === 1) release = answer
+        else answer()
+      }
+      const run = await app.start(graph, { wait: false })
+      await eventually(() => app.target.requests.length === 1)
+      const path = `/tools/${tools[1]}`
+      const change = deleted
+        ? await app.admin.delete(path)
+        : await app.admin.patch(path, { execute: { url: `${app.target.url}/changed` } })
+      assert.ok(change.status < 300, JSON.stringify(change.body))
+      release()
+      const { status, error } = await app.until(run.id)
+      assert.deepEqual([status, error?.code ?? null], deleted ? ['failed', 'TOOL_NOT_FOUND'] : ['succeeded', null])
+      assert.deepEqual(
+        app.target.requests.map(({ url }: any) => new URL(url, 'http://target').pathname.includes('changed')),
+        deleted ? [false] : [false, true, false],
+      )
+    }
+  })
+
   it('start nothing after a pause of the run or the project', async () => {
     for (const [pause, resume] of [
       [

@@ -3,6 +3,7 @@ import { selectList } from '#core/api/kind.ts'
 import { RecordedFailure } from '#core/base/errors.ts'
 import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { StatementWrite } from '#core/writes/writer.ts'
+import { toolKind } from '#execution/tools/model.ts'
 import { jsonColumns, type NodeExecutionRow } from './engine/node-execution-store.ts'
 import { isStopping, jsonObject, LIVE, RUN_STATUSES, type RunRow, RunRow as RunShape } from './model.ts'
 
@@ -76,11 +77,12 @@ export async function loadRun(db: Queryable, runId: string, driven = false): Pro
 
 /**
  * Returns the fence of a one-statement advance: run and node execution are unchanged, the project is not paused, and
- * the claim is still valid. Locks both rows.
+ * the claim is still valid. Locks both rows. Reads the tool of the next node, if the project has it.
  */
 export const revisionUnchanged = (
-  run: Pick<RunRow, 'id' | 'revision'>,
+  run: Pick<RunRow, 'id' | 'project_id' | 'revision'>,
   { id, deliveries, polls }: Pick<NodeExecutionRow, 'id' | 'deliveries' | 'polls'>,
+  toolId: string | null,
 ): StatementWrite => ({
   ctes: [
     sql.fragment`unchanged as (
@@ -93,7 +95,9 @@ export const revisionUnchanged = (
   ],
   guard: sql.fragment`exists (select from unchanged)`,
   // Rounded to milliseconds, as the columns are.
-  columns: sql.fragment`now()::timestamptz(3) as now`,
+  columns: sql.fragment`now()::timestamptz(3) as now, (
+    select to_json(tool) from (
+      select ${toolKind.columns} from tools t where t.id = ${toolId} and t.project_id = ${run.project_id}) tool) as tool`,
 })
 
 /** Columns of a run that change after the insert. */

@@ -2,9 +2,11 @@ import type { Graph } from '#automation/orchestrations/definition/graph.ts'
 import type { RecordedFailure } from '#core/base/errors.ts'
 import { HOLDER } from '#core/base/holder.ts'
 import type { Services } from '#core/base/services.ts'
+import { rowFromJson } from '#core/db/sql.ts'
 import { withTriggerChain } from '#core/db/trigger-chain.ts'
 import { triggerChainOf } from '#core/iam/caller.ts'
 import { statementOnlyTx, TransactionRequired, type Tx } from '#core/writes/writer.ts'
+import type { ToolRow } from '#execution/tools/model.ts'
 import { isRunTerminal } from '../model.ts'
 import { nodeExecutionQueue } from '../queue.ts'
 import { type LoadedRun, loadRun, revisionUnchanged } from '../store.ts'
@@ -65,20 +67,30 @@ export async function advanceIfUnchanged(
 ): Promise<AdvanceResult | null> {
   let after: AdvanceResult | null = null
   try {
-    const { held, now } = await services.writeOne<{ now: string }>(async outbox => {
+    const { held, now, tool } = await services.writeOne<{ now: string; tool: ToolRow | null }>(async outbox => {
       after = await advance(statementOnlyTx(outbox))
       if (!after) throw new TransactionRequired()
-      return revisionUnchanged(cached.loaded, execution)
+      return revisionUnchanged(cached.loaded, execution, await toolIdOf(services, after))
     })
-    return held ? withStatementTime(now, after as AdvanceResult | null) : null
+    return held ? withStatement({ now, tool: tool && rowFromJson(tool) }, after as AdvanceResult | null) : null
   } catch (error) {
     if (error instanceof TransactionRequired) return null
     throw error
   }
 }
 
-/** Replaces the estimated time of an advance by the time of its statement. */
-function withStatementTime(now: string, after: AdvanceResult | null): AdvanceResult | null {
+/** Returns the tool of the claimed node execution; null if none is claimed or it calls none. */
+async function toolIdOf(services: Services, { run, claimed }: AdvanceResult): Promise<string | null> {
+  if (claimed.length === 0) return null
+  const pinned = await loadPinnedGraph(services, services.pool, run)
+  return pinned?.graph.node(claimed[0].node_id)?.tool_id ?? null
+}
+
+/** Adds what the statement of an advance read, and replaces its estimated time by the time of the statement. */
+function withStatement(
+  { now, tool }: { now: string; tool: ToolRow | null },
+  after: AdvanceResult | null,
+): AdvanceResult | null {
   if (!after) return null
   const { run, claimed, cached, estimated } = after
   const exact = <T extends object>(row: T): T =>
@@ -87,6 +99,7 @@ function withStatementTime(now: string, after: AdvanceResult | null): AdvanceRes
   return {
     run: exact(run),
     claimed: open,
+    tool,
     cached: cached && { loaded: { ...exact(cached.loaded), open }, readAt: performance.now() },
     estimated: null,
   }
@@ -143,6 +156,7 @@ async function advanceLoaded(
   return {
     run: advance.run,
     claimed,
+    tool: null,
     cached: isCacheable ? { loaded: { ...loaded, ...advance.run, open: claimed }, readAt } : null,
     estimated: options.cached ? advance.nowText : null,
   }

@@ -12,6 +12,7 @@ import { triggerChainOf } from '#core/iam/caller.ts'
 import { logAttempt } from '#core/work/attempt.ts'
 import { ClaimLostError } from '#core/work/handler.ts'
 import type { Tx } from '#core/writes/writer.ts'
+import type { ToolRow } from '#execution/tools/model.ts'
 import { runKnowledgeNode, runMemoryNode } from '../nodes/knowledge.ts'
 import { callNodeTool, pollNode } from '../nodes/tool.ts'
 import { nodeExecutionQueue } from '../queue.ts'
@@ -59,20 +60,24 @@ export async function executeNodes(
   const until = performance.now() + CHAIN_MS
   let execution: ClaimedNode | null = first.execution
   let cached = first.cached
+  let tool: ToolRow | null = null
   while (execution) {
     const mayContinue = () => !stopping.aborted && performance.now() < until
-    const current: { execution: ClaimedNode; cached: CachedRun | null } = { execution, cached }
+    const current: Work = { execution, cached, tool }
     const after: AdvanceResult | null = await withTriggerChain(triggerChainOf(execution.authority), () =>
       executeNode(services, current, signal, mayContinue),
     )
     execution = after?.claimed[0] ? claimedNode(after.claimed[0], after.run) : null
     cached = after?.cached ?? null
+    tool = after?.tool ?? null
   }
 }
 
+type Work = { execution: ClaimedNode; cached: CachedRun | null; tool: ToolRow | null }
+
 async function executeNode(
   services: Services,
-  { execution, cached }: { execution: ClaimedNode; cached: CachedRun | null },
+  { execution, cached, tool }: Work,
   signal: AbortSignal,
   mayContinue: () => boolean,
 ): Promise<AdvanceResult | null> {
@@ -126,7 +131,13 @@ async function executeNode(
   }
   try {
     await injectFault(services, 'node_taken')
-    const outcome = await runExecutor(services, execution, lease.signal, draft => void used.push(draft), endNodeInTx)
+    const outcome = await runExecutor(
+      services,
+      { execution, tool },
+      lease.signal,
+      draft => void used.push(draft),
+      endNodeInTx,
+    )
     if (lease.lost) throw new ClaimLostError()
     await injectFault(services, 'node_called')
     if (outcome && 'run' in outcome) {
@@ -161,7 +172,7 @@ async function executeNode(
 
 async function runExecutor(
   services: Services,
-  execution: ClaimedNode,
+  { execution, tool }: Pick<Work, 'execution' | 'tool'>,
   signal: AbortSignal,
   addUsage: (draft: UsageDraft) => void,
   endNodeInTx: EndNodeInTx,
@@ -176,7 +187,7 @@ async function runExecutor(
   const timeoutFailure = nodeFailed(node, 'timeout', 'Node execution exceeded its timeout')
   try {
     const running = EXECUTORS[node.type as WorkerType](
-      { services, node, execution, idempotencyKey: idempotencyKeyOf(execution), signal: combined, addUsage },
+      { services, node, execution, idempotencyKey: idempotencyKeyOf(execution), tool, signal: combined, addUsage },
       endNodeInTx,
     )
     return await Promise.race([running, rejectOnAbort(combined, running)])

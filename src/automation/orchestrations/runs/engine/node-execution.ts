@@ -2,6 +2,7 @@ import type { Node } from '#automation/orchestrations/definition/model.ts'
 import type { UsageDraft } from '#control/usage/meter.ts'
 import type { Services } from '#core/base/services.ts'
 import type { Tx } from '#core/writes/writer.ts'
+import type { ToolRow } from '#execution/tools/model.ts'
 import type { RunRow } from '../model.ts'
 import type { LoadedRun } from '../store.ts'
 import type { ClaimedNode, NodeExecutionRow } from './node-execution-store.ts'
@@ -11,6 +12,8 @@ export type AdvanceResult = {
   run: RunRow
   /** Node executions claimed by this process. */
   claimed: readonly NodeExecutionRow[]
+  /** Tool of the project that the claimed node execution calls; null if it must be read. */
+  tool: ToolRow | null
   /** The run for the next advance in one statement; null if it must be loaded. */
   cached: CachedRun | null
   /** Estimated time of the statement; null if times are exact. */
@@ -56,6 +59,8 @@ export type NodeWork = {
   node: Node
   execution: ClaimedNode
   idempotencyKey: string
+  /** Tool of the node, if the statement that claimed the execution has read it. */
+  tool: ToolRow | null
   signal: AbortSignal
   /** Collects the usage of calls; it is written when the node execution ends. */
   addUsage: (draft: UsageDraft) => void
