@@ -141,21 +141,25 @@ describe('statements', function () {
     })
   })
 
-  it('of a waited run of one tool node are seventeen', async () => {
+  it('of a waited run of one tool node are fourteen, and one more for each further node', async () => {
     const execute = { method: 'GET', url: `${app.url}/healthz` }
     const tool = await app.admin.post('/tools', { project_id: app.projectId, name: 'node', execute })
-    const nodes = [{ id: 'probe', type: 'tool', tool_id: tool.body.id }]
-    const graph = await app.admin.post('/orchestrations', {
-      project_id: app.projectId,
-      name: 'counted',
-      nodes,
-      edges: [],
-    })
-    assert.equal(graph.status, 201, JSON.stringify(graph.body))
-    await assertStatements(17, async () => {
-      const { body } = await app.key.post('/orchestration-runs', { orchestration_id: graph.body.id, wait: true })
-      assert.equal(body.status, 'succeeded', JSON.stringify(body))
-    })
+    for (const [count, statements] of [
+      [1, 14],
+      [4, 17],
+    ]) {
+      const graph = await app.admin.post('/orchestrations', {
+        project_id: app.projectId,
+        name: 'counted',
+        nodes: Array.from({ length: count }, (_, n) => ({ id: `n${n}`, type: 'tool', tool_id: tool.body.id })),
+        edges: Array.from({ length: count - 1 }, (_, n) => ({ from: `n${n}`, to: `n${n + 1}` })),
+      })
+      assert.equal(graph.status, 201, JSON.stringify(graph.body))
+      await assertStatements(statements, async () => {
+        const { body } = await app.key.post('/orchestration-runs', { orchestration_id: graph.body.id, wait: true })
+        assert.equal(body.status, 'succeeded', JSON.stringify(body))
+      })
+    }
   })
 
   it('of a waited message of a session are twenty-three', async () => {

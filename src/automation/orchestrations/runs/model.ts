@@ -175,6 +175,8 @@ export const RunRow = z.object({
   task_id: id,
   /** Source of the turn that started it, which its turns inherit. */
   source: id,
+  /** Whether a caller waits until it ends or awaits input. */
+  awaited: z.boolean().nullable(),
   trace_id: id,
   authority: z.custom<PrincipalRecord>(),
   permission: z.custom<{ action: string; kind: string; id: string }>(),
@@ -217,6 +219,7 @@ export function presentRun(row: RunRow): OrchestrationRunRecord {
     paused_with_project,
     task_id,
     source,
+    awaited,
     due_at,
     queued_at,
     ...fields

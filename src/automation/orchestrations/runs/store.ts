@@ -116,6 +116,7 @@ const CHANGING = [
   'steps',
   'rounds',
   'trace_id',
+  'awaited',
   'pause_requested_at',
   'pause_reason',
   'paused_with_project',

@@ -21,7 +21,6 @@ import { computeFrontier } from './frontier.ts'
 import { executionsInsert, executionsUpdate, type NodeExecutionRow } from './node-execution-store.ts'
 import { publishChange } from './publish-change.ts'
 import { nodeRetryDelay } from './retry-delay.ts'
-import { notifyRunChanged } from './run-notifications.ts'
 import {
   type ExpressionState,
   isTooLarge,
@@ -555,14 +554,13 @@ export class Advance {
     if (existing.length > 0) tx.alongside(guard => executionsUpdate(existing, guard, estimated))
     if (this.#added.size > 0) tx.alongside(guard => executionsInsert([...this.#added], guard, estimated))
     if (continues) tx.send(runQueue, this.message)
-    notifyRunChanged(tx, run)
     await this.#publish(used)
   }
 
   #publish(used: readonly PricedUsage[]): Promise<void> {
-    const { run, tx, limits } = this
+    const { run, tx, services, limits } = this
     const { status } = this.#before
-    return publishChange(tx, {
+    return publishChange(tx, services, {
       run,
       before: this.#before,
       attempts: this.#changed,

@@ -1,5 +1,6 @@
 import { fileExceptionInTx } from '#control/exceptions/file-exception.ts'
 import type { PricedUsage } from '#control/usage/price-usage.ts'
+import type { Services } from '#core/base/services.ts'
 import { withoutTriggerChain } from '#core/db/trigger-chain.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { type RunRow, runKind } from '../model.ts'
@@ -7,7 +8,7 @@ import { runQueue, runWakeQueue } from '../queue.ts'
 import { presentRunDetail } from '../reads/present-run.ts'
 import { listNextQueuedTree, lockRunSlots } from '../store.ts'
 import { listExecutions, type NodeExecutionRow } from './node-execution-store.ts'
-import { runWaiters } from './run-notifications.ts'
+import { notifyRunChanged, runWaiters, sealRunEnd } from './run-notifications.ts'
 
 /** A changed run. */
 export type RunChange = {
@@ -26,20 +27,21 @@ export type RunChange = {
 }
 
 /**
- * Publishes a change of status or required actions: wakes the parent, frees the run slot, emits the event and calls the
- * watchers.
+ * Publishes a change of a run: notifies its readers. After a change of status or required actions wakes the parent, frees
+ * the run slot, emits the event and calls the watchers.
  */
-export async function publishChange(tx: Tx, change: RunChange): Promise<void> {
+export async function publishChange(tx: Tx, services: Services, change: RunChange): Promise<void> {
   const { run, before, used, driven } = change
   const { status } = run
   if (status === before.status) {
     if (differs(run.required_actions, before.required_actions)) notifyParent(tx, run)
-    return
+    return notifyRunChanged(tx, run)
   }
   notifyParent(tx, run)
   if (status !== 'running' && change.mayHaveHeldSlot) await releaseRunSlot(tx, run)
-  if (status === 'queued' || status === 'running' || status === 'sleeping') return
+  if (status === 'queued' || status === 'running' || status === 'sleeping') return notifyRunChanged(tx, run)
   const data = await presentRunDetail(tx, run, await listAllExecutions(tx, change), used)
+  notifyRunChanged(tx, run, run.awaited ? sealRunEnd(services, run, data) : null)
   tx.emit(runKind, status, run, { data, ...(status === 'failed' ? { extra: { error: run.error } } : {}) })
   if (status === 'failed' && run.parent_id === null && !driven) fileRunException(tx, run)
   await runWaiters.notify(tx, run)

@@ -4,6 +4,7 @@ import type { Services } from '#core/base/services.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import type { CallerFacts } from '#core/iam/caller.ts'
 import { listExecutions, type NodeExecutionRow } from '../engine/node-execution-store.ts'
+import type { WaitedRun } from '../engine/run-notifications.ts'
 import { type NodeExecution, type OrchestrationRunRecord, presentRun, type RunRow } from '../model.ts'
 import { withCallbacks } from '../nodes/callback-token.ts'
 import { usageOfRun, usageOfRuns } from './usage.ts'
@@ -91,5 +92,15 @@ export async function presentRunFor(
   const [presented] = await withCallbacks(services, caller, [await presentRunDetail(services.pool, run, null)])
   return presented
 }
+
+/** Presents a run to a caller that waited for it. */
+export const presentWaitedRun = async (
+  services: Services,
+  caller: CallerFacts,
+  waited: WaitedRun,
+): Promise<OrchestrationRunRecord> =>
+  'row' in waited
+    ? presentRunFor(services, caller, waited.row)
+    : (await withCallbacks(services, caller, [waited.record]))[0]
 
 const NO_USAGE = { usage: null, usage_own: null }
