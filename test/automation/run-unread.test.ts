@@ -54,7 +54,7 @@ describe('runs advanced without being read', function () {
     assert.deepEqual(times, times.toSorted())
   })
 
-  it('call a tool as it was changed or deleted before the previous node ended', async () => {
+  it('call a tool with its changes until the end of the previous node', async () => {
     const tools = [await app.tool(), await app.tool(), await app.tool()]
     const nodes = tools.map((tool_id, n) => ({ id: `n${n}`, type: 'tool', tool_id }))
     const graph = await app.orchestration(nodes, chain('n0', 'n1', 'n2'))

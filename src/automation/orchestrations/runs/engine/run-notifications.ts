@@ -77,7 +77,7 @@ export type WaitedRun = { row: RunRow } | { record: OrchestrationRunRecord }
 /**
  * Subscribes to a run before it changes. `wait` returns the run when it has ended or awaits input, after
  * ORCHESTRATION_WAIT_MAX_MS, or when the caller disconnects; null if the run is missing. No connection is held
- * meanwhile, and nothing is read if the notification has the run as it is after `known`.
+ * meanwhile, and nothing is read if the notification has the run after `known`.
  */
 export function subscribeRun(services: Services, runId: string) {
   let end: AnnouncedEnd | null = null
