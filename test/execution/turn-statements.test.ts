@@ -141,12 +141,12 @@ describe('statements', function () {
     })
   })
 
-  it('of a waited run of one tool node are fourteen, and one more for each further node', async () => {
+  it('of a waited run of one tool node are ten, and one more for each further node', async () => {
     const execute = { method: 'GET', url: `${app.url}/healthz` }
     const tool = await app.admin.post('/tools', { project_id: app.projectId, name: 'node', execute })
     for (const [count, statements] of [
-      [1, 14],
-      [4, 17],
+      [1, 10],
+      [4, 13],
     ]) {
       const graph = await app.admin.post('/orchestrations', {
         project_id: app.projectId,

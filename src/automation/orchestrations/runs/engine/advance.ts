@@ -2,6 +2,7 @@ import type { Graph } from '#automation/orchestrations/definition/graph.ts'
 import type { Node } from '#automation/orchestrations/definition/model.ts'
 import { recordUsageInTx, type UsageDraft } from '#control/usage/meter.ts'
 import { type PricedUsage, priceUsage } from '#control/usage/price-usage.ts'
+import type { RunTotals } from '#control/usage/report-store.ts'
 import { AppError, type RecordedFailure, recordedFailure } from '#core/base/errors.ts'
 import { eventLoopYielder } from '#core/base/event-loop.ts'
 import { newId } from '#core/base/ids.ts'
@@ -82,8 +83,10 @@ export class Advance {
   readonly #before: RunRow
   /** Whether `now` is an estimate that the statement replaces by its own time. */
   readonly #isEstimated: boolean
-  /** Whether the database holds no node executions of the run other than the open ones. */
-  readonly #isNew: boolean
+  /** Node executions of the run other than the open ones; null if they must be read. */
+  readonly #past: readonly NodeExecutionRow[] | null
+  /** Written usage of the run; null if it must be read. */
+  readonly #written: readonly RunTotals[] | null
   readonly #started = performance.now()
   #activations = 0
   #stateBytes: number | null = null
@@ -100,7 +103,15 @@ export class Advance {
     graph: Graph,
     loaded: LoadedRun,
     driven: DrivenRun | null = null,
-    isEstimated = false,
+    {
+      isEstimated = false,
+      past = null,
+      written = null,
+    }: {
+      isEstimated?: boolean
+      past?: readonly NodeExecutionRow[] | null
+      written?: readonly RunTotals[] | null
+    } = {},
   ) {
     const {
       now,
@@ -129,7 +140,8 @@ export class Advance {
     this.#projectPaused = project_paused
     this.#projectPauseReason = project_pause_reason
     this.#before = { ...run }
-    this.#isNew = run.steps === 0
+    this.#past = run.steps === 0 ? [] : past
+    this.#written = written
     this.#isEstimated = isEstimated
   }
 
@@ -162,6 +174,11 @@ export class Advance {
   /** Marks a node execution as changed. */
   markChanged(row: NodeExecutionRow): void {
     this.#changed.add(row)
+  }
+
+  /** Node executions that have ended in this advance. */
+  get ended(): NodeExecutionRow[] {
+    return [...this.#changed].filter(({ applied }) => applied)
   }
 
   /** Adds usage, which is written with the run. */
@@ -564,8 +581,9 @@ export class Advance {
       run,
       before: this.#before,
       attempts: this.#changed,
-      hasAttempts: !this.#isNew,
+      past: this.#past,
       used,
+      written: this.#written,
       driven: this.driven !== null,
       // Also if it had no slot or took one in this advance only: its wake-up may have replaced the wake-up of another
       // run.

@@ -18,7 +18,7 @@ import { callNodeTool, pollNode } from '../nodes/tool.ts'
 import { nodeExecutionQueue } from '../queue.ts'
 import { idempotencyKeyOf } from '../reads/present-run.ts'
 import { isFailure, nodeFailure } from './advance.ts'
-import { advanceIfUnchanged, advanceRun } from './advance-run.ts'
+import { advanceIfUnchanged, advanceRun, type CachedStart } from './advance-run.ts'
 import { endNode } from './end-node.ts'
 import type { AdvanceResult, CachedRun, EndNodeInTx, NodeWork, NodeWorkOutcome } from './node-execution.ts'
 import { type ClaimedNode, claimedNode, renewLease, requeueNode } from './node-execution-store.ts'
@@ -92,9 +92,13 @@ async function executeNode(
   }
   const log = (outcome: string, fields: object = {}) =>
     logAttempt(services.log, nodeExecutionQueue.name, started, { ...ids, ...fields, outcome })
-  const advanceWith = async (tx: Tx, outcome: NodeWorkOutcome | { error: unknown }, from: CachedRun | null = null) => {
+  const advanceWith = async (
+    tx: Tx,
+    outcome: NodeWorkOutcome | { error: unknown },
+    from: CachedStart | null = null,
+  ) => {
     const advanced = await advanceRun(tx, services, execution.run_id, {
-      cached: from,
+      ...from,
       report(advance) {
         advance.addUsage(...used)
         return endNode(advance, execution, outcome, started)
@@ -120,8 +124,9 @@ async function executeNode(
     const after = await retryWhileUnavailable(
       async () =>
         (cached &&
-          (await advanceIfUnchanged(services, cached, execution, async tx =>
-            rememberClaims(await advanceWith(tx, outcome, cached)),
+          // The failure of a run needs a transaction.
+          (await advanceIfUnchanged(services, { cached, mayEnd: !('error' in outcome) }, execution, async (tx, from) =>
+            rememberClaims(await advanceWith(tx, outcome, from)),
           ))) ??
         services.write(async tx => rememberClaims(await advanceWith(tx, outcome))),
       { signal: lease.signal },

@@ -26,9 +26,14 @@ export type AdvanceResult = {
  */
 export type CachedRun = {
   loaded: LoadedRun
+  /** Its other node executions, which have ended; null if they are too many or too large to keep. */
+  past: PastExecutions | null
   /** Value of performance.now() at the time `loaded.now`. */
   readAt: number
 }
+
+/** Ended node executions of a run, and the bytes of their inputs and outputs. */
+export type PastExecutions = { rows: readonly NodeExecutionRow[]; bytes: number }
 
 /** Content of an approval. */
 export type ApprovalQuestion = {
