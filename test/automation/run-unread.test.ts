@@ -54,6 +54,63 @@ describe('runs advanced without being read', function () {
     assert.deepEqual(times, times.toSorted())
   })
 
+  it('call a tool with its changes until the end of the previous node', async () => {
+    const tools = [await app.tool(), await app.tool(), await app.tool()]
+    const nodes = tools.map((tool_id, n) => ({ id: `n${n}`, type: 'tool', tool_id }))
+    const graph = await app.orchestration(nodes, chain('n0', 'n1', 'n2'))
+    for (const deleted of [false, true]) {
+      app.target.requests.length = 0
+      app.target.answer = (request, response) => {
+        const answer = () => json({ ok: true })(request, response)
+        if (app.target.requests.length === 1) release = answer
+        else answer()
+      }
+      const run = await app.start(graph, { wait: false })
+      await eventually(() => app.target.requests.length === 1)
+      const path = `/tools/${tools[1]}`
+      const change = deleted
+        ? await app.admin.delete(path)
+        : await app.admin.patch(path, { execute: { url: `${app.target.url}/changed` } })
+      assert.ok(change.status < 300, JSON.stringify(change.body))
+      release()
+      const { status, error } = await app.until(run.id)
+      assert.deepEqual([status, error?.code ?? null], deleted ? ['failed', 'TOOL_NOT_FOUND'] : ['succeeded', null])
+      assert.deepEqual(
+        app.target.requests.map(({ url }: any) => new URL(url, 'http://target').pathname.includes('changed')),
+        deleted ? [false] : [false, true, false],
+      )
+    }
+  })
+
+  it('end as GET has them, with all node executions and usage', async () => {
+    const tool_id = await app.tool()
+    const price = {
+      meter_type: 'tool_execution',
+      provider: 'platform',
+      model: 'tool-call',
+      component: 'tool_call',
+      unit: 'tool_call',
+      unit_price: 0.5,
+      effective_from: '2020-01-01T00:00:00Z',
+    }
+    assert.equal((await app.admin.put('/usage/prices', { prices: [price] })).status, 200)
+    const call = (id: string, more: object = {}) => ({ id, type: 'tool', tool_id, ...more })
+    const set = (id: string) => ({ id, type: 'transform', expression: { cat: [id] } })
+    for (const [bytes, nodes, edges] of [
+      [10, [call('a')], []],
+      [10, [set('x'), set('b'), set('a'), call('c'), call('d')], [...chain('x', 'c', 'd'), ...chain('b', 'c')]],
+      // Too large to be kept by the worker.
+      [100_000, [call('a'), call('b'), call('c')], chain('a', 'b', 'c')],
+    ] as const) {
+      app.target.answer = json({ text: 'x'.repeat(bytes) })
+      const run = await app.start(await app.orchestration([...nodes], [...edges]))
+      assert.equal(run.status, 'succeeded', JSON.stringify(run))
+      assert.equal(run.node_executions.length, nodes.length)
+      assert.equal(run.usage.cost_usd, 0.5 * nodes.filter(({ type }) => type === 'tool').length)
+      assert.deepEqual(await app.read(run.id), run)
+    }
+  })
+
   it('start nothing after a pause of the run or the project', async () => {
     for (const [pause, resume] of [
       [

@@ -78,6 +78,18 @@ describe('statements', function () {
     assert.deepEqual(reading, [])
   })
 
+  it('of a node change no column of its run that an index reads, so that its updates write no index', async () => {
+    const changed = /\b(revision|outcomes|written|active_nodes|steps|rounds|updated_at)\b/
+    const indexes = await app.services.pool.any(
+      sql.unsafe`select indexdef from pg_indexes where tablename = 'orchestration_runs' and schemaname = 'public'`,
+    )
+    assert.ok(indexes.length > 5)
+    assert.deepEqual(
+      indexes.filter(({ indexdef }: any) => changed.test(indexdef)),
+      [],
+    )
+  })
+
   it('of a turn write events whose fields are in the dictionary of envelopes', async () => {
     await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
     const events = await app.services.pool.any(sql.type(StoredEnvelope.extend({ name: z.string() }))`
@@ -129,21 +141,25 @@ describe('statements', function () {
     })
   })
 
-  it('of a waited run of one tool node are seventeen', async () => {
+  it('of a waited run of one tool node are ten, and one more for each further node', async () => {
     const execute = { method: 'GET', url: `${app.url}/healthz` }
     const tool = await app.admin.post('/tools', { project_id: app.projectId, name: 'node', execute })
-    const nodes = [{ id: 'probe', type: 'tool', tool_id: tool.body.id }]
-    const graph = await app.admin.post('/orchestrations', {
-      project_id: app.projectId,
-      name: 'counted',
-      nodes,
-      edges: [],
-    })
-    assert.equal(graph.status, 201, JSON.stringify(graph.body))
-    await assertStatements(17, async () => {
-      const { body } = await app.key.post('/orchestration-runs', { orchestration_id: graph.body.id, wait: true })
-      assert.equal(body.status, 'succeeded', JSON.stringify(body))
-    })
+    for (const [count, statements] of [
+      [1, 10],
+      [4, 13],
+    ]) {
+      const graph = await app.admin.post('/orchestrations', {
+        project_id: app.projectId,
+        name: 'counted',
+        nodes: Array.from({ length: count }, (_, n) => ({ id: `n${n}`, type: 'tool', tool_id: tool.body.id })),
+        edges: Array.from({ length: count - 1 }, (_, n) => ({ from: `n${n}`, to: `n${n + 1}` })),
+      })
+      assert.equal(graph.status, 201, JSON.stringify(graph.body))
+      await assertStatements(statements, async () => {
+        const { body } = await app.key.post('/orchestration-runs', { orchestration_id: graph.body.id, wait: true })
+        assert.equal(body.status, 'succeeded', JSON.stringify(body))
+      })
+    }
   })
 
   const openSession = async () => {

@@ -352,7 +352,7 @@ export const findProjectOfEvents = (
   db.maybeOneFirst(sql.type(z.object({ project_id: z.string() }))`
     select t.project_id from usage_events t where ${sql.identifier(['t', column])} = ${id} limit 1`)
 
-const RunTotals = z.object({
+export const RunTotals = z.object({
   own: z.boolean(),
   events: z.int(),
   cost_usd: z.number().nullable(),
@@ -386,11 +386,14 @@ const quantitiesOfEvent = sql.fragment`lateral (
  * @param runs query of the IDs of the runs, each once
  */
 export const totalsOfRuns = (db: Queryable, runId: string, runs: Fragment): Promise<readonly RunTotals[]> =>
-  db.any(runTotalsRow`
+  db.any(runTotalsRow`${runTotals(runId, runs)}`)
+
+/** Returns the query of `totalsOfRuns`. */
+export const runTotals = (runId: string, runs: Fragment): Fragment => sql.fragment`
     select t.orchestration_run_id = ${runId} as own, ${runSums}
     from (${runs}) run (id) cross join lateral (
       select t.* from usage_events t where t.orchestration_run_id = run.id offset 0) t cross join ${quantitiesOfEvent}
-    group by 1`)
+    group by 1`
 
 const treeTotalsRow = sql.type(RunTotals.extend({ root: z.string() }))
 

@@ -1,5 +1,4 @@
 import { randomUUID } from 'node:crypto'
-import { recordUsage } from '#control/usage/meter.ts'
 import type { Config } from '#core/base/config.ts'
 import { executorLost } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
@@ -235,7 +234,7 @@ const abandonNodeExecution = (services: Services, { execution_id, run_id }: Node
         const row = advance.open.get(execution_id)
         if (row?.status !== 'running' || (row.leased_until !== null && !advance.isPast(row.leased_until))) return false
         const used = row.deliveries > 0 ? await lostCallUsage(tx, advance.run, row, advance.node(row.node_id)) : null
-        if (used) await recordUsage(services, [used], tx)
+        if (used) advance.addUsage(used)
         advance.fail(row, error)
         return true
       },

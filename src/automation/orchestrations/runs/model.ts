@@ -27,11 +27,17 @@ export const isRunTerminal = ({ status }: { status: RunStatus }): boolean => TER
 export const LIVE = sql.fragment`('queued', 'running', 'sleeping', 'awaiting_input')`
 
 /**
- * SQL condition that a run is about to be cancelled with its parent or its orchestration. Two lookups by primary key.
+ * SQL condition that a run is about to be cancelled with its parent or its orchestration. Two lookups by primary key; one
+ * and no call of a function for a run without a parent.
  * @param run alias of the run's row
  */
-export const isStopping = (run: string): Fragment =>
-  sql.fragment`orchestration_run_stopping(${sql.identifier([run, 'orchestration_id'])}, ${sql.identifier([run, 'parent_execution_id'])})`
+export function isStopping(run: string): Fragment {
+  const orchestration = sql.identifier([run, 'orchestration_id'])
+  const parent = sql.identifier([run, 'parent_execution_id'])
+  return sql.fragment`case when ${parent} is null
+    then exists (select from orchestrations o where o.id = ${orchestration} and o.managed_by = 'deletion')
+    else orchestration_run_stopping(${orchestration}, ${parent}) end`
+}
 
 export const NODE_STATUSES = [
   'running',
@@ -169,6 +175,8 @@ export const RunRow = z.object({
   task_id: id,
   /** Source of the turn that started it, which its turns inherit. */
   source: id,
+  /** Whether a caller waits until it ends or awaits input. */
+  awaited: z.boolean().nullable(),
   trace_id: id,
   authority: z.custom<PrincipalRecord>(),
   permission: z.custom<{ action: string; kind: string; id: string }>(),
@@ -211,6 +219,7 @@ export function presentRun(row: RunRow): OrchestrationRunRecord {
     paused_with_project,
     task_id,
     source,
+    awaited,
     due_at,
     queued_at,
     ...fields

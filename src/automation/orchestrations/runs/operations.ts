@@ -20,11 +20,11 @@ import { cancelRun, pauseRun, resumeRun, submitInput } from './commands/command.
 import { retryRun } from './commands/retry.ts'
 import { inputProblems, requireSize, startRunInOneStatement } from './commands/start-run.ts'
 import { listExecutionsByRun } from './engine/node-execution-store.ts'
-import { subscribeRun } from './engine/run-notifications.ts'
+import { subscribeRun, type WaitedRun } from './engine/run-notifications.ts'
 import { OrchestrationRun, presentRun, RUN_STATUSES, type RunRow, runKind } from './model.ts'
 import { withCallbacks } from './nodes/callback-token.ts'
 import { runEvents, runWaiting } from './reads/events.ts'
-import { presentNodeExecution, presentRunFor } from './reads/present-run.ts'
+import { presentNodeExecution, presentRunFor, presentWaitedRun } from './reads/present-run.ts'
 import { streamRun } from './reads/stream.ts'
 import { listLargeRuns, runListColumns } from './store.ts'
 
@@ -114,19 +114,20 @@ const start = operation({
           tool_context,
           authority: principalRecord(caller),
           source: context.origin?.source,
+          awaited: waiter !== null,
         },
         (outbox, run) =>
           context.record(outbox, 201, { id, ...(waiter ? { made: { id } } : { body: presentStartedRun(run) }) }),
       )
       if (!waiter) return result(201, presentStartedRun(run))
-      const now = await waiter.wait(request.closed, run)
-      return result(201, await presentRunFor(services, caller, now ?? run))
+      const waited = await waiter.wait(request.closed, run)
+      return result(201, await presentWaitedRun(services, caller, waited ?? { row: run }))
     } finally {
       waiter?.cancel()
     }
   },
   again: async ({ services, caller, request }, { id }) =>
-    result(201, await presentRunFor(services, caller, await waitForRun(services, id as string, request))),
+    result(201, await presentWaitedRun(services, caller, await waitForRun(services, id as string, request))),
 })
 
 /** Presents a new run as the response of its creation. */
@@ -136,7 +137,7 @@ const presentStartedRun = (run: RunRow) => ({ ...presentRun(run), node_execution
  * Waits until a run has ended or awaits input; used when the response of the first request was lost.
  * @throws RESOURCE_NOT_FOUND
  */
-const waitForRun = async (services: Services, id: string, { closed }: Context['request']): Promise<RunRow> =>
+const waitForRun = async (services: Services, id: string, { closed }: Context['request']): Promise<WaitedRun> =>
   (await subscribeRun(services, id).wait(closed)) ??
   raise('RESOURCE_NOT_FOUND', { message: 'Run not found', meta: { id } })
 
@@ -265,18 +266,18 @@ const AnswerInput = z
 async function executeCommand(
   context: Context<any, any, RunRow>,
   wait: boolean,
-  change: (tx: Tx) => Promise<RunRow>,
+  change: (tx: Tx, awaited: boolean) => Promise<RunRow>,
 ): Promise<unknown> {
   const { services, resource, request, caller } = context
   const waiter = wait ? subscribeRun(services, resource.id) : null
   try {
     const changed = await services.write(async tx => {
-      const run = await change(tx)
+      const run = await change(tx, wait)
       context.record(tx, 200, { made: {} })
       return run
     })
-    const now = waiter ? await waiter.wait(request.closed, { ...changed, status: 'running' }) : changed
-    return presentRunFor(services, caller, now ?? changed)
+    const waited = await waiter?.wait(request.closed, { ...changed, status: 'running' })
+    return presentWaitedRun(services, caller, waited ?? { row: changed })
   } finally {
     waiter?.cancel()
   }
@@ -290,7 +291,7 @@ const repeatCommand = async (
   { services, resource, request, caller }: Context<any, any, RunRow>,
   wait: boolean,
 ): Promise<unknown> =>
-  presentRunFor(services, caller, wait ? await waitForRun(services, resource.id, request) : resource)
+  presentWaitedRun(services, caller, wait ? await waitForRun(services, resource.id, request) : { row: resource })
 
 export const runOperations: Operation[] = [
   start,
@@ -343,8 +344,8 @@ export const runOperations: Operation[] = [
     raises: ['ORCHESTRATION_HUMAN_NODE_MISMATCH', 'ORCHESTRATION_RUN_NOT_AWAITING_INPUT', 'ORCHESTRATION_RUN_PAUSED'],
     transaction: false,
     run: context =>
-      executeCommand(context, context.body.wait !== false, tx =>
-        submitInput(tx, context.services, context.resource.id, context.body.node_id, context.body.output),
+      executeCommand(context, context.body.wait !== false, (tx, awaited) =>
+        submitInput(tx, context.services, context.resource.id, context.body.node_id, context.body.output, awaited),
       ),
     again: context => repeatCommand(context, context.body.wait !== false),
   }),
@@ -412,7 +413,9 @@ export const runOperations: Operation[] = [
     raises: ['ORCHESTRATION_RUN_NOT_AWAITING_INPUT', 'PROJECT_PAUSED'],
     transaction: false,
     run: context =>
-      executeCommand(context, context.body?.wait !== false, tx => resumeRun(tx, context.services, context.resource.id)),
+      executeCommand(context, context.body?.wait !== false, (tx, awaited) =>
+        resumeRun(tx, context.services, context.resource.id, { awaited }),
+      ),
     again: context => repeatCommand(context, context.body?.wait !== false),
   }),
 ]

@@ -3,7 +3,8 @@ import { selectList } from '#core/api/kind.ts'
 import { RecordedFailure } from '#core/base/errors.ts'
 import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { StatementWrite } from '#core/writes/writer.ts'
-import { columnList, type NodeExecutionRow, timestampColumns } from './engine/node-execution-store.ts'
+import { toolKind } from '#execution/tools/model.ts'
+import { jsonColumns, type NodeExecutionRow } from './engine/node-execution-store.ts'
 import { isStopping, jsonObject, LIVE, RUN_STATUSES, type RunRow, RunRow as RunShape } from './model.ts'
 
 export const runColumns = selectList(Object.keys(RunShape.shape))
@@ -44,7 +45,7 @@ const loadedRow = sql.type(LoadedRun)
 /**
  * Locks and loads a run with its unapplied node executions and the counts of its nested runs. Returns null for a
  * missing run, and for a driven run unless the caller holds the records of its driver (`driven`). By primary keys,
- * orchestration_node_executions_run and orchestration_runs_parent.
+ * the unique index of executions and orchestration_runs_parent.
  */
 export async function loadRun(db: Queryable, runId: string, driven = false): Promise<LoadedRun | null> {
   const read = () =>
@@ -76,15 +77,16 @@ export async function loadRun(db: Queryable, runId: string, driven = false): Pro
 
 /**
  * Returns the fence of a one-statement advance: run and node execution are unchanged, the project is not paused, and
- * the claim is still valid. Locks both rows.
+ * the claim is still valid. Locks both rows. Reads the tool of the next node, if the project has it.
  */
 export const revisionUnchanged = (
-  run: Pick<RunRow, 'id' | 'revision'>,
+  run: Pick<RunRow, 'id' | 'project_id' | 'revision'>,
   { id, deliveries, polls }: Pick<NodeExecutionRow, 'id' | 'deliveries' | 'polls'>,
+  toolId: string | null,
 ): StatementWrite => ({
   ctes: [
     sql.fragment`unchanged as (
-      select t.id from orchestration_runs t join orchestration_node_executions e on e.run_id = t.id
+      select t.id from orchestration_runs t cross join orchestration_node_executions e
       where t.id = ${run.id} and t.revision = ${run.revision} and e.id = ${id} and e.status = 'running'
         and e.deliveries = ${deliveries} and e.polls = ${polls}
         and exists (select from projects p where p.id = t.project_id and p.paused_at is null)
@@ -93,7 +95,9 @@ export const revisionUnchanged = (
   ],
   guard: sql.fragment`exists (select from unchanged)`,
   // Rounded to milliseconds, as the columns are.
-  columns: sql.fragment`now()::timestamptz(3) as now`,
+  columns: sql.fragment`now()::timestamptz(3) as now, (
+    select to_json(tool) from (
+      select ${toolKind.columns} from tools t where t.id = ${toolId} and t.project_id = ${run.project_id}) tool) as tool`,
 })
 
 /** Columns of a run that change after the insert. */
@@ -112,6 +116,7 @@ const CHANGING = [
   'steps',
   'rounds',
   'trace_id',
+  'awaited',
   'pause_requested_at',
   'pause_reason',
   'paused_with_project',
@@ -123,13 +128,40 @@ const CHANGING = [
   'updated_at',
 ] as const satisfies readonly (keyof RunRow)[]
 
-/** Returns the CTE that updates a locked run. `estimated`: see `timestampColumns`. */
-export const runUpdate = (run: RunRow, guard: Fragment, estimated: string | null): Fragment => sql.fragment`
-  update orchestration_runs t set (${columnList(CHANGING)}) = (
-    select ${timestampColumns(CHANGING, 'r', estimated)} from json_populate_record(null::orchestration_runs, ${JSON.stringify(
-      Object.fromEntries(CHANGING.map(column => [column, run[column]])),
-    )}::json) r)
-  where t.id = ${run.id} and ${guard}`
+/** Whether a column changes between two nodes of a run. */
+const isStep = (column: keyof RunRow): boolean =>
+  ['revision', 'outcomes', 'active_nodes', 'steps', 'rounds', 'updated_at'].includes(column)
+
+const changes = jsonColumns('orchestration_runs', CHANGING)
+
+/** Large values, which are replaced when they change. */
+const isLarge = (column: keyof RunRow): boolean => column === 'outcomes' || column === 'written'
+
+const differs = (column: keyof RunRow, one: RunRow, other: RunRow): boolean =>
+  one[column] !== other[column] && (isLarge(column) || JSON.stringify(one[column]) !== JSON.stringify(other[column]))
+
+/** Whether a column changed that can change without a node execution. */
+export const hasChanged = (before: RunRow, run: RunRow): boolean =>
+  CHANGING.some(column => !isLarge(column) && differs(column, before, run))
+
+/**
+ * Returns the CTE that updates a locked run. Columns that seldom change are written only if one has changed: reading all of
+ * them from JSON takes 50 us, as long as the update. `estimated`: see `jsonColumns`.
+ */
+export function runUpdate(before: RunRow, run: RunRow, guard: Fragment, estimated: string | null): Fragment {
+  if (CHANGING.some(column => !isStep(column) && differs(column, before, run))) {
+    const changed = Object.fromEntries(CHANGING.map(column => [column, run[column]]))
+    return sql.fragment`
+      update orchestration_runs t set (${changes.names}) = row(${changes.values(estimated)})
+      from ${changes.source(changed, estimated)} where t.id = ${run.id} and ${guard}`
+  }
+  const { revision, outcomes, active_nodes, steps, rounds, updated_at } = run
+  return sql.fragment`
+    update orchestration_runs t set revision = ${revision}, outcomes = ${JSON.stringify(outcomes)}::json,
+      active_nodes = ${sql.array(active_nodes, 'text')}, steps = ${steps}, rounds = ${rounds},
+      updated_at = ${estimated === null ? sql.fragment`${updated_at}::timestamptz` : sql.fragment`now()`}
+    where t.id = ${run.id} and ${guard}`
+}
 
 /** Returns the CTE that inserts runs. */
 export const runInsert = (runs: readonly RunRow[], guard: Fragment): Fragment => sql.fragment`
@@ -290,7 +322,7 @@ export const runListColumns = (values: boolean): Fragment => {
   })
 }
 
-/** Returns the runs whose node executions are too large for a list. By orchestration_node_executions_run. */
+/** Returns the runs whose node executions are too large for a list. By the unique index on run, node and attempt. */
 export const listLargeRuns = async (db: Queryable, runIds: readonly string[]): Promise<ReadonlySet<string>> =>
   new Set(
     await db.anyFirst(sql.type(z.strictObject({ run_id: z.string() }))`

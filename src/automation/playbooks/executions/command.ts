@@ -262,7 +262,7 @@ export async function resumeExecution(context: CommandContext, row: ExecutionRow
   if (execution.row.pause_requested_at === null)
     raiseExecutionConflict(execution.row, `Execution ${row.id} is not paused`)
   execution.addTimelineEvents([pauseEvent(execution, false, null)])
-  await resumeRun(tx, services, execution.row.orchestration_run_id, execution)
+  await resumeRun(tx, services, execution.row.orchestration_run_id, { driven: execution })
   return execution
 }
 

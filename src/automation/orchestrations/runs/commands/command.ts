@@ -47,6 +47,7 @@ export async function cancelRun(tx: Tx, services: Services, id: string, driven?:
 
 /**
  * Submits input to a waiting node; of concurrent submissions the first is accepted.
+ * @param awaited whether the caller waits for the run
  * @throws ORCHESTRATION_RUN_NOT_FOUND, ORCHESTRATION_RUN_NOT_AWAITING_INPUT, ORCHESTRATION_RUN_PAUSED,
  *   ORCHESTRATION_HUMAN_NODE_MISMATCH, VALIDATION_FAILED
  */
@@ -56,6 +57,7 @@ export async function submitInput(
   id: string,
   node_id: string,
   output: unknown,
+  awaited = false,
 ): Promise<RunRow> {
   const advance = await lockForCommand(tx, services, id)
   const { status } = advance.run
@@ -78,6 +80,7 @@ export async function submitInput(
     raiseInvalid({ code: 'INVALID_VALUE', path: 'output.choice', message: `must be one of ${options.join(', ')}` })
   if (jsonBytes(outcome.artifact) > MAX_ARTIFACT_BYTES)
     raiseInvalid({ code: 'TOO_BIG', path: 'output', message: 'must be at most 1 MiB of JSON' })
+  advance.run.awaited = awaited
   await advance.complete(row, { ...outcome, artifact: storableValue(outcome.artifact) })
   tx.send(runQueue, advance.message)
   await advance.save(false)
@@ -135,13 +138,19 @@ export async function pauseRun(
  * Resumes a run; pauses of its descendants remain.
  * @throws ORCHESTRATION_RUN_NOT_FOUND, ORCHESTRATION_RUN_NOT_AWAITING_INPUT, PROJECT_PAUSED
  */
-export async function resumeRun(tx: Tx, services: Services, id: string, driven?: DrivenRun): Promise<RunRow> {
+export async function resumeRun(
+  tx: Tx,
+  services: Services,
+  id: string,
+  { driven, awaited = false }: { driven?: DrivenRun; awaited?: boolean } = {},
+): Promise<RunRow> {
   const { project_id } = await runKind.lock(tx, id)
   await lockUnpaused(tx, project_id)
   const advance = await lockForCommand(tx, services, id, driven)
   const { status, pause_requested_at } = advance.run
   if (isRunTerminal(advance.run) || (pause_requested_at === null && status !== 'awaiting_input'))
     return raise('ORCHESTRATION_RUN_NOT_AWAITING_INPUT', { meta: { status } })
+  advance.run.awaited = awaited
   advance.run.pause_requested_at = null
   advance.run.pause_reason = null
   advance.run.paused_with_project = false

@@ -45,6 +45,8 @@ type RunStart = {
   task_id?: string | null
   /** Source of the turn that starts the run. */
   source?: string | null
+  /** Whether the caller waits for the run. */
+  awaited?: boolean
   parent?: { run: Pick<RunRow, 'id' | 'root_id' | 'run_depth'>; node_id: string; execution_id: string; index: number }
 }
 
@@ -102,6 +104,7 @@ export function buildRunRow(services: Services, start: RunStart): RunRow {
     trigger_firing_id: start.trigger?.firing_id ?? null,
     task_id: start.task_id ?? null,
     source: start.source ?? null,
+    awaited: start.awaited ?? false,
     trace_id: null,
     authority: narrowAuthority(start.authority, start.definition),
     permission: start.permission ?? { action: 'orchestrations:StartRun', kind: 'orchestration', id: orchestration.id },

@@ -2,6 +2,7 @@ import type { Graph } from '#automation/orchestrations/definition/graph.ts'
 import type { Node } from '#automation/orchestrations/definition/model.ts'
 import { recordUsageInTx, type UsageDraft } from '#control/usage/meter.ts'
 import { type PricedUsage, priceUsage } from '#control/usage/price-usage.ts'
+import type { RunTotals } from '#control/usage/report-store.ts'
 import { AppError, type RecordedFailure, recordedFailure } from '#core/base/errors.ts'
 import { eventLoopYielder } from '#core/base/event-loop.ts'
 import { newId } from '#core/base/ids.ts'
@@ -15,13 +16,12 @@ import { isRunTerminal, longWorkState, type NodeOutcome, type RunRow } from '../
 import { requiredActions } from '../nodes/required-actions.ts'
 import { runQueue } from '../queue.ts'
 import { computeOf } from '../reads/usage.ts'
-import { type ChildCounts, countRunningTrees, type LoadedRun, lockRunSlots, runUpdate } from '../store.ts'
+import { type ChildCounts, countRunningTrees, hasChanged, type LoadedRun, lockRunSlots, runUpdate } from '../store.ts'
 import type { DrivenOutcome, DrivenRun } from './driver.ts'
 import { computeFrontier } from './frontier.ts'
-import { executionsUpsert, type NodeExecutionRow } from './node-execution-store.ts'
+import { executionsInsert, executionsUpdate, type NodeExecutionRow } from './node-execution-store.ts'
 import { publishChange } from './publish-change.ts'
 import { nodeRetryDelay } from './retry-delay.ts'
-import { notifyRunChanged } from './run-notifications.ts'
 import {
   type ExpressionState,
   isTooLarge,
@@ -70,20 +70,23 @@ export class Advance {
   /** Unapplied node executions, in their current state. */
   readonly open = new Map<string, NodeExecutionRow>()
   /** Usage of the run that this advance writes. */
-  readonly used: PricedUsage[]
+  readonly #used: UsageDraft[] = []
   /** Node executions for workers, in definition order. */
   readonly forWorkers: NodeExecutionRow[] = []
   /** Node executions that started nested runs in this advance; `children` does not include those runs. */
   readonly startedNested = new Set<string>()
+  readonly #added = new Set<NodeExecutionRow>()
   readonly #changed = new Set<NodeExecutionRow>()
   readonly #projectPaused: boolean
   readonly #projectPauseReason: string | null
-  readonly #previous: Pick<RunRow, 'status' | 'required_actions'>
-  readonly #initialShape: string
+  /** The run before this advance. */
+  readonly #before: RunRow
   /** Whether `now` is an estimate that the statement replaces by its own time. */
   readonly #isEstimated: boolean
-  /** Whether the database holds no node executions of the run other than the open ones. */
-  readonly #isNew: boolean
+  /** Node executions of the run other than the open ones; null if they must be read. */
+  readonly #past: readonly NodeExecutionRow[] | null
+  /** Written usage of the run; null if it must be read. */
+  readonly #written: readonly RunTotals[] | null
   readonly #started = performance.now()
   #activations = 0
   #stateBytes: number | null = null
@@ -100,7 +103,15 @@ export class Advance {
     graph: Graph,
     loaded: LoadedRun,
     driven: DrivenRun | null = null,
-    { used = [], isEstimated = false }: { used?: readonly PricedUsage[]; isEstimated?: boolean } = {},
+    {
+      isEstimated = false,
+      past = null,
+      written = null,
+    }: {
+      isEstimated?: boolean
+      past?: readonly NodeExecutionRow[] | null
+      written?: readonly RunTotals[] | null
+    } = {},
   ) {
     const {
       now,
@@ -120,7 +131,6 @@ export class Advance {
     this.graph = graph
     this.run = run
     this.driven = driven
-    this.used = [...used]
     this.now = new Date(now)
     this.projectLeases = project_leases
     this.stopping = stopping
@@ -129,9 +139,9 @@ export class Advance {
     for (const row of open) this.open.set(row.id, row)
     this.#projectPaused = project_paused
     this.#projectPauseReason = project_pause_reason
-    this.#previous = { status: run.status, required_actions: run.required_actions }
-    this.#initialShape = shapeOf(run)
-    this.#isNew = run.steps === 0
+    this.#before = { ...run }
+    this.#past = run.steps === 0 ? [] : past
+    this.#written = written
     this.#isEstimated = isEstimated
   }
 
@@ -164,6 +174,16 @@ export class Advance {
   /** Marks a node execution as changed. */
   markChanged(row: NodeExecutionRow): void {
     this.#changed.add(row)
+  }
+
+  /** Node executions that have ended in this advance. */
+  get ended(): NodeExecutionRow[] {
+    return [...this.#changed].filter(({ applied }) => applied)
+  }
+
+  /** Adds usage, which is written with the run. */
+  addUsage(...drafts: readonly UsageDraft[]): void {
+    this.#used.push(...drafts)
   }
 
   /** Adds a node execution. */
@@ -201,6 +221,7 @@ export class Advance {
       ...row,
     }
     this.open.set(added.id, added)
+    this.#added.add(added)
     this.markChanged(added)
     this.run.steps += 1
     return added
@@ -293,7 +314,7 @@ export class Advance {
    */
   async hasRunSlot(): Promise<boolean> {
     const { max_concurrent_runs } = this.limits
-    if (max_concurrent_runs === null || this.#previous.status === 'running') return true
+    if (max_concurrent_runs === null || this.#before.status === 'running') return true
     if (this.#hasSlot === null) {
       await lockRunSlots(this.tx, this.run.project_id)
       const { roots, own } = await countRunningTrees(this.tx, this.run.project_id, this.run.root_id)
@@ -454,11 +475,11 @@ export class Advance {
   async #applyOutcome(row: NodeExecutionRow): Promise<void> {
     const { run } = this
     const node = this.node(row.node_id)
-    const outcome: NodeOutcome = {
+    const outcome = storableValue({
       artifact: node.type === 'condition' && row.error === null ? { label: row.label } : row.output,
       label: row.label,
       through: row.through,
-    }
+    }) as NodeOutcome
     run.outcomes = { ...run.outcomes, [node.id]: outcome }
     try {
       const writes = await stateWritesOf(this, node, run, row.output)
@@ -535,32 +556,34 @@ export class Advance {
         if (isDueSoon({ startAfter })) tx.send(runQueue, this.message, { startAfter })
       }
     }
-    // Nothing changed.
-    if (!continues && this.#changed.size + this.startedNested.size === 0 && shapeOf(run) === this.#initialShape) return
-    run.revision += 1
-    run.updated_at = this.nowText
-    const written = { ...run, outcomes: storableValue(run.outcomes) as RunRow['outcomes'] }
-    const estimated = this.#isEstimated ? this.nowText : null
-    tx.alongside(guard => runUpdate(written, guard, estimated))
     const changed = [...this.#changed]
     const computed = changed.filter(row => row.compute_seconds > 0 && row.completed_at === this.nowText)
-    await this.#recordUsage(computed.map(row => computeOf(run, row)))
-    await this.driven?.save({ run, before: this.#previous.status, changed, open, now: this.nowText })
-    if (changed.length > 0) tx.alongside(guard => executionsUpsert(changed, guard, estimated))
+    const used = await priceUsage(this.services, [...this.#used, ...computed.map(row => computeOf(run, row))], tx)
+    recordUsageInTx(this.services, tx, used)
+    // Nothing changed.
+    if (!continues && changed.length + this.startedNested.size === 0 && !hasChanged(this.#before, run)) return
+    run.revision += 1
+    run.updated_at = this.nowText
+    const estimated = this.#isEstimated ? this.nowText : null
+    tx.alongside(guard => runUpdate(this.#before, run, guard, estimated))
+    await this.driven?.save({ run, before: this.#before.status, changed, open, now: this.nowText })
+    const existing = changed.filter(row => !this.#added.has(row))
+    if (existing.length > 0) tx.alongside(guard => executionsUpdate(existing, guard, estimated))
+    if (this.#added.size > 0) tx.alongside(guard => executionsInsert([...this.#added], guard, estimated))
     if (continues) tx.send(runQueue, this.message)
-    notifyRunChanged(tx, run)
-    await this.#publish()
+    await this.#publish(used)
   }
 
-  #publish(): Promise<void> {
-    const { run, tx, used, limits } = this
-    const { status } = this.#previous
-    return publishChange(tx, {
+  #publish(used: readonly PricedUsage[]): Promise<void> {
+    const { run, tx, services, limits } = this
+    const { status } = this.#before
+    return publishChange(tx, services, {
       run,
-      before: this.#previous,
+      before: this.#before,
       attempts: this.#changed,
-      hasAttempts: !this.#isNew,
+      past: this.#past,
       used,
+      written: this.#written,
       driven: this.driven !== null,
       // Also if it had no slot or took one in this advance only: its wake-up may have replaced the wake-up of another
       // run.
@@ -569,19 +592,10 @@ export class Advance {
     })
   }
 
-  async #recordUsage(drafts: readonly UsageDraft[]): Promise<void> {
-    const priced = await priceUsage(this.services, drafts, this.tx)
-    recordUsageInTx(this.services, this.tx, priced)
-    this.used.push(...priced)
-  }
-
   get message() {
     return { run_id: this.run.id, project_id: this.run.project_id }
   }
 }
-
-/** Serializes the fields of a run that can change without a change of its node executions. */
-const shapeOf = ({ input, written, outcomes, ...shape }: RunRow): string => JSON.stringify(shape)
 
 /** Whether an error fails the node execution. Other errors fail the advance, which is retried. */
 export const isFailure = (error: unknown): error is AppError | RecordedFailure =>

@@ -1,7 +1,6 @@
 import type { WorkerType } from '#automation/orchestrations/definition/definition.ts'
 import { parseDuration } from '#automation/orchestrations/definition/duration.ts'
-import { recordUsageInTx, type UsageDraft } from '#control/usage/meter.ts'
-import { priceUsage } from '#control/usage/price-usage.ts'
+import { recordUsage, type UsageDraft } from '#control/usage/meter.ts'
 import { timeIn } from '#core/base/clock.ts'
 import { AppError } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
@@ -13,12 +12,13 @@ import { triggerChainOf } from '#core/iam/caller.ts'
 import { logAttempt } from '#core/work/attempt.ts'
 import { ClaimLostError } from '#core/work/handler.ts'
 import type { Tx } from '#core/writes/writer.ts'
+import type { ToolRow } from '#execution/tools/model.ts'
 import { runKnowledgeNode, runMemoryNode } from '../nodes/knowledge.ts'
 import { callNodeTool, pollNode } from '../nodes/tool.ts'
 import { nodeExecutionQueue } from '../queue.ts'
 import { idempotencyKeyOf } from '../reads/present-run.ts'
 import { isFailure, nodeFailure } from './advance.ts'
-import { advanceIfUnchanged, advanceRun } from './advance-run.ts'
+import { advanceIfUnchanged, advanceRun, type CachedStart } from './advance-run.ts'
 import { endNode } from './end-node.ts'
 import type { AdvanceResult, CachedRun, EndNodeInTx, NodeWork, NodeWorkOutcome } from './node-execution.ts'
 import { type ClaimedNode, claimedNode, renewLease, requeueNode } from './node-execution-store.ts'
@@ -60,20 +60,24 @@ export async function executeNodes(
   const until = performance.now() + CHAIN_MS
   let execution: ClaimedNode | null = first.execution
   let cached = first.cached
+  let tool: ToolRow | null = null
   while (execution) {
     const mayContinue = () => !stopping.aborted && performance.now() < until
-    const current: { execution: ClaimedNode; cached: CachedRun | null } = { execution, cached }
+    const current: Work = { execution, cached, tool }
     const after: AdvanceResult | null = await withTriggerChain(triggerChainOf(execution.authority), () =>
       executeNode(services, current, signal, mayContinue),
     )
     execution = after?.claimed[0] ? claimedNode(after.claimed[0], after.run) : null
     cached = after?.cached ?? null
+    tool = after?.tool ?? null
   }
 }
 
+type Work = { execution: ClaimedNode; cached: CachedRun | null; tool: ToolRow | null }
+
 async function executeNode(
   services: Services,
-  { execution, cached }: { execution: ClaimedNode; cached: CachedRun | null },
+  { execution, cached, tool }: Work,
   signal: AbortSignal,
   mayContinue: () => boolean,
 ): Promise<AdvanceResult | null> {
@@ -88,17 +92,23 @@ async function executeNode(
   }
   const log = (outcome: string, fields: object = {}) =>
     logAttempt(services.log, nodeExecutionQueue.name, started, { ...ids, ...fields, outcome })
-  const advanceWith = async (tx: Tx, outcome: NodeWorkOutcome | { error: unknown }, from: CachedRun | null = null) => {
-    // Usage is recorded even if the claim was lost.
-    const priced = await priceUsage(services, used, tx)
-    recordUsageInTx(services, tx, priced)
-    return advanceRun(tx, services, execution.run_id, {
-      cached: from,
-      used: priced,
-      report: advance => endNode(advance, execution, outcome, started),
+  const advanceWith = async (
+    tx: Tx,
+    outcome: NodeWorkOutcome | { error: unknown },
+    from: CachedStart | null = null,
+  ) => {
+    const advanced = await advanceRun(tx, services, execution.run_id, {
+      ...from,
+      report(advance) {
+        advance.addUsage(...used)
+        return endNode(advance, execution, outcome, started)
+      },
       // The slot of the ending execution is free for its successor.
       claims: advance => (mayContinue() && hasCapacity(services, advance.projectLeases) ? 1 : 0),
     })
+    // Usage is recorded even if the claim was lost.
+    if (!advanced) await recordUsage(services, used, tx)
+    return advanced
   }
   // If the response of a commit is lost, the executions claimed by it are identified by these rows only.
   const following: ClaimedNode[] = []
@@ -114,8 +124,9 @@ async function executeNode(
     const after = await retryWhileUnavailable(
       async () =>
         (cached &&
-          (await advanceIfUnchanged(services, cached, execution, async tx =>
-            rememberClaims(await advanceWith(tx, outcome, cached)),
+          // The failure of a run needs a transaction.
+          (await advanceIfUnchanged(services, { cached, mayEnd: !('error' in outcome) }, execution, async (tx, from) =>
+            rememberClaims(await advanceWith(tx, outcome, from)),
           ))) ??
         services.write(async tx => rememberClaims(await advanceWith(tx, outcome))),
       { signal: lease.signal },
@@ -125,7 +136,13 @@ async function executeNode(
   }
   try {
     await injectFault(services, 'node_taken')
-    const outcome = await runExecutor(services, execution, lease.signal, draft => void used.push(draft), endNodeInTx)
+    const outcome = await runExecutor(
+      services,
+      { execution, tool },
+      lease.signal,
+      draft => void used.push(draft),
+      endNodeInTx,
+    )
     if (lease.lost) throw new ClaimLostError()
     await injectFault(services, 'node_called')
     if (outcome && 'run' in outcome) {
@@ -160,7 +177,7 @@ async function executeNode(
 
 async function runExecutor(
   services: Services,
-  execution: ClaimedNode,
+  { execution, tool }: Pick<Work, 'execution' | 'tool'>,
   signal: AbortSignal,
   addUsage: (draft: UsageDraft) => void,
   endNodeInTx: EndNodeInTx,
@@ -175,7 +192,7 @@ async function runExecutor(
   const timeoutFailure = nodeFailed(node, 'timeout', 'Node execution exceeded its timeout')
   try {
     const running = EXECUTORS[node.type as WorkerType](
-      { services, node, execution, idempotencyKey: idempotencyKeyOf(execution), signal: combined, addUsage },
+      { services, node, execution, idempotencyKey: idempotencyKeyOf(execution), tool, signal: combined, addUsage },
       endNodeInTx,
     )
     return await Promise.race([running, rejectOnAbort(combined, running)])

@@ -1,3 +1,4 @@
+import type { IdentifierSqlToken } from 'slonik'
 import { z } from 'zod'
 import { WORKER_TYPES } from '#automation/orchestrations/definition/definition.ts'
 import { selectList } from '#core/api/kind.ts'
@@ -8,33 +9,41 @@ import { isStopping, jsonObject, LIVE, NODE_STATUSES, type RunRow, RunRow as Run
 /** SQL list of the node types that workers execute. */
 export const WORKER_EXECUTED = sql.fragment`(${sql.join([...WORKER_TYPES], sql.fragment`, `)})`
 
-/**
- * Returns the columns of rows that were built before their statement; times equal to `estimated` become the time of the
- * statement.
- * @param estimated null if times are exact
- */
-export const timestampColumns = (columns: readonly string[], from: string, estimated: string | null): Fragment =>
-  estimated === null
-    ? columnList(columns, from)
-    : sql.fragment`${sql.join(
-        columns.map(column => {
-          const value = sql.identifier([from, column])
-          return STATEMENT_TIMES.includes(column)
-            ? sql.fragment`case when ${value} = ${estimated}::timestamptz then now() else ${value} end`
-            : value
-        }),
-        sql.fragment`, `,
-      )}`
-
 /** Timestamp columns that a statement may set to its own time. */
 const STATEMENT_TIMES = ['created_at', 'started_at', 'completed_at', 'queued_at', 'updated_at']
 
-/** Returns columns as a comma-separated SQL list. */
-export const columnList = (columns: readonly string[], from?: string): Fragment =>
-  sql.fragment`${sql.join(
-    columns.map(column => sql.identifier(from ? [from, column] : [column])),
-    sql.fragment`, `,
-  )}`
+const joined = (parts: readonly (Fragment | IdentifierSqlToken)[]): Fragment =>
+  sql.fragment`${sql.join(parts, sql.fragment`, `)}`
+
+/**
+ * Returns fragments that write the columns of a table from rows in JSON, built once because they are on hot paths.
+ * `values`: times equal to `estimated` become the time of the statement; null if times are exact. `source` has one row for a
+ * row, which the planner then expects.
+ */
+export function jsonColumns(table: string, columns: readonly string[]) {
+  const read = (column: string) => sql.identifier(['r', column])
+  const exact = joined(columns.map(read))
+  const estimates = joined(
+    columns.map(column =>
+      STATEMENT_TIMES.includes(column)
+        ? sql.fragment`case when ${read(column)} = n.estimated then now() else ${read(column)} end`
+        : read(column),
+    ),
+  )
+  const none = sql.fragment`null::${sql.identifier([table])}`
+  return {
+    names: joined(columns.map(column => sql.identifier([column]))),
+    values: (estimated: string | null): Fragment => (estimated === null ? exact : estimates),
+    source(rows: object | readonly object[], estimated: string | null): Fragment {
+      const read = Array.isArray(rows)
+        ? sql.fragment`json_populate_recordset(${none}, ${JSON.stringify(rows)}::json) r`
+        : sql.fragment`json_populate_record(${none}, ${JSON.stringify(rows)}::json) r`
+      return estimated === null
+        ? read
+        : sql.fragment`${read} cross join (select ${estimated}::timestamptz as estimated) n`
+    },
+  }
+}
 
 /** Row of a node execution. */
 export const NodeExecutionRow = z.object({
@@ -77,27 +86,35 @@ export type NodeExecutionRow = z.output<typeof NodeExecutionRow>
 const executionColumns = selectList(Object.keys(NodeExecutionRow.shape))
 const executionRow = sql.type(NodeExecutionRow)
 
+const COLUMNS = Object.keys(NodeExecutionRow.shape) as (keyof NodeExecutionRow)[]
 /** Columns of a node execution that never change. */
 const FIXED = ['id', 'run_id', 'project_id', 'node_id', 'node_type', 'attempt', 'round', 'input', 'created_at']
-const COLUMNS = Object.keys(NodeExecutionRow.shape)
+const CHANGING = COLUMNS.filter(column => !FIXED.includes(column))
+const inserted = jsonColumns('orchestration_node_executions', COLUMNS)
+const updated = jsonColumns('orchestration_node_executions', CHANGING)
 
-/** Returns the CTE that inserts or updates node executions. `estimated`: see `timestampColumns`. */
-export const executionsUpsert = (
+/** Returns the CTE that inserts node executions. `estimated`: see `jsonColumns`. */
+export const executionsInsert = (
   rows: readonly NodeExecutionRow[],
   guard: Fragment,
   estimated: string | null,
 ): Fragment => sql.fragment`
-  insert into orchestration_node_executions as t (${columnList(COLUMNS)})
-  select ${timestampColumns(COLUMNS, 'e', estimated)} from json_populate_recordset(null::orchestration_node_executions, ${JSON.stringify(rows)}::json) e
-  where ${guard}
-  on conflict (id) do update set ${sql.join(
-    COLUMNS.filter(column => !FIXED.includes(column)).map(
-      column => sql.fragment`${sql.identifier([column])} = ${sql.identifier(['excluded', column])}`,
-    ),
-    sql.fragment`, `,
-  )}`
+  insert into orchestration_node_executions (${inserted.names})
+  select ${inserted.values(estimated)} from ${inserted.source(rows, estimated)} where ${guard}`
 
-/** Lists all node executions of a run, oldest first. By orchestration_node_executions_run. */
+/** Returns the CTE that updates node executions of a locked run. `estimated`: see `jsonColumns`. */
+export function executionsUpdate(
+  rows: readonly NodeExecutionRow[],
+  guard: Fragment,
+  estimated: string | null,
+): Fragment {
+  const changed = rows.map(row => Object.fromEntries(['id' as const, ...CHANGING].map(column => [column, row[column]])))
+  return sql.fragment`
+    update orchestration_node_executions t set (${updated.names}) = row(${updated.values(estimated)})
+    from ${updated.source(changed.length === 1 ? changed[0] : changed, estimated)} where t.id = r.id and ${guard}`
+}
+
+/** Lists all node executions of a run, oldest first. By the unique index on run, node and attempt. */
 export const listExecutions = (db: Queryable, runId: string): Promise<readonly NodeExecutionRow[]> =>
   db.any(executionRow`
     select ${executionColumns} from orchestration_node_executions t where t.run_id = ${runId}
@@ -132,15 +149,15 @@ export const findCallback = (db: Queryable, hash: string) =>
   db.maybeOne(callbackRow`
     select run_id, node_id, project_id, callback_hash from orchestration_node_executions where callback_hash = ${hash}`)
 
-/** Lists the node executions of runs that await a callback. By orchestration_node_executions_run. */
+/** Lists the node executions of runs that await a callback. By the unique index on run, node and attempt. */
 export const listCallbacks = (db: Queryable, runIds: readonly string[]) =>
   db.any(callbackRow`
     select run_id, node_id, project_id, callback_hash from orchestration_node_executions
     where run_id = any(${sql.array([...runIds], 'text')}) and callback_hash is not null`)
 
 /**
- * Lists the node executions of a run created at or after a time, without input and output. By
- * orchestration_node_executions_run.
+ * Lists the node executions of a run created at or after a time, without input and output. By the
+ * unique index on run, node and attempt.
  */
 export const listExecutionsSince = (
   db: Queryable,
@@ -288,7 +305,7 @@ export const cancelExecutions = (db: Queryable, runIds: readonly string[]) =>
       status = case when status in ('completed', 'failed') then status else 'cancelled' end
     where run_id = any(${sql.array([...runIds], 'text')}) and not applied returning generation_id, approval_id`)
 
-/** Lists the node executions of several runs, oldest first, by run ID. By orchestration_node_executions_run. */
+/** Lists the node executions of several runs, oldest first, by run ID. By the unique index on run, node and attempt. */
 export async function listExecutionsByRun(
   db: Queryable,
   runIds: readonly string[],

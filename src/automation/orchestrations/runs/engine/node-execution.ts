@@ -2,6 +2,7 @@ import type { Node } from '#automation/orchestrations/definition/model.ts'
 import type { UsageDraft } from '#control/usage/meter.ts'
 import type { Services } from '#core/base/services.ts'
 import type { Tx } from '#core/writes/writer.ts'
+import type { ToolRow } from '#execution/tools/model.ts'
 import type { RunRow } from '../model.ts'
 import type { LoadedRun } from '../store.ts'
 import type { ClaimedNode, NodeExecutionRow } from './node-execution-store.ts'
@@ -11,6 +12,8 @@ export type AdvanceResult = {
   run: RunRow
   /** Node executions claimed by this process. */
   claimed: readonly NodeExecutionRow[]
+  /** Tool of the project that the claimed node execution calls; null if it must be read. */
+  tool: ToolRow | null
   /** The run for the next advance in one statement; null if it must be loaded. */
   cached: CachedRun | null
   /** Estimated time of the statement; null if times are exact. */
@@ -23,9 +26,14 @@ export type AdvanceResult = {
  */
 export type CachedRun = {
   loaded: LoadedRun
+  /** Its other node executions, which have ended; null if they are too many or too large to keep. */
+  past: PastExecutions | null
   /** Value of performance.now() at the time `loaded.now`. */
   readAt: number
 }
+
+/** Ended node executions of a run, and the bytes of their inputs and outputs. */
+export type PastExecutions = { rows: readonly NodeExecutionRow[]; bytes: number }
 
 /** Content of an approval. */
 export type ApprovalQuestion = {
@@ -56,6 +64,8 @@ export type NodeWork = {
   node: Node
   execution: ClaimedNode
   idempotencyKey: string
+  /** Tool of the node, if the statement that claimed the execution has read it. */
+  tool: ToolRow | null
   signal: AbortSignal
   /** Collects the usage of calls; it is written when the node execution ends. */
   addUsage: (draft: UsageDraft) => void

@@ -1,5 +1,7 @@
 import { fileExceptionInTx } from '#control/exceptions/file-exception.ts'
 import type { PricedUsage } from '#control/usage/price-usage.ts'
+import type { RunTotals } from '#control/usage/report-store.ts'
+import type { Services } from '#core/base/services.ts'
 import { withoutTriggerChain } from '#core/db/trigger-chain.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { type RunRow, runKind } from '../model.ts'
@@ -7,7 +9,7 @@ import { runQueue, runWakeQueue } from '../queue.ts'
 import { presentRunDetail } from '../reads/present-run.ts'
 import { listNextQueuedTree, lockRunSlots } from '../store.ts'
 import { listExecutions, type NodeExecutionRow } from './node-execution-store.ts'
-import { runWaiters } from './run-notifications.ts'
+import { notifyRunChanged, runWaiters, sealRunEnd } from './run-notifications.ts'
 
 /** A changed run. */
 export type RunChange = {
@@ -15,10 +17,12 @@ export type RunChange = {
   before: Pick<RunRow, 'status' | 'required_actions'>
   /** New and changed node executions. */
   attempts: Iterable<NodeExecutionRow>
-  /** Whether the database holds other node executions of the run. */
-  hasAttempts: boolean
+  /** All other node executions of the run; null if they must be read. */
+  past: readonly NodeExecutionRow[] | null
   /** Usage that is not written yet. */
   used: readonly PricedUsage[]
+  /** All other usage of the run; null if it must be read. */
+  written: readonly RunTotals[] | null
   /** Whether a driver reports the failure of the run. */
   driven: boolean
   /** Whether the run may have occupied a run slot of its project. */
@@ -26,20 +30,21 @@ export type RunChange = {
 }
 
 /**
- * Publishes a change of status or required actions: wakes the parent, frees the run slot, emits the event and calls the
- * watchers.
+ * Publishes a change of a run: notifies its readers. After a change of status or required actions wakes the parent, frees
+ * the run slot, emits the event and calls the watchers.
  */
-export async function publishChange(tx: Tx, change: RunChange): Promise<void> {
+export async function publishChange(tx: Tx, services: Services, change: RunChange): Promise<void> {
   const { run, before, used, driven } = change
   const { status } = run
   if (status === before.status) {
     if (differs(run.required_actions, before.required_actions)) notifyParent(tx, run)
-    return
+    return notifyRunChanged(tx, run)
   }
   notifyParent(tx, run)
   if (status !== 'running' && change.mayHaveHeldSlot) await releaseRunSlot(tx, run)
-  if (status === 'queued' || status === 'running' || status === 'sleeping') return
-  const data = await presentRunDetail(tx, run, await listAllExecutions(tx, change), used)
+  if (status === 'queued' || status === 'running' || status === 'sleeping') return notifyRunChanged(tx, run)
+  const data = await presentRunDetail(tx, run, await listAllExecutions(tx, change), used, change.written)
+  notifyRunChanged(tx, run, run.awaited ? sealRunEnd(services, run, data) : null)
   tx.emit(runKind, status, run, { data, ...(status === 'failed' ? { extra: { error: run.error } } : {}) })
   if (status === 'failed' && run.parent_id === null && !driven) fileRunException(tx, run)
   await runWaiters.notify(tx, run)
@@ -60,12 +65,11 @@ async function releaseRunSlot(tx: Tx, run: RunRow): Promise<void> {
 }
 
 /** Returns all node executions of a run with their current changes, oldest first. */
-async function listAllExecutions(tx: Tx, { run, attempts, hasAttempts }: RunChange): Promise<NodeExecutionRow[]> {
-  const changed = new Map([...attempts].map(row => [row.id, row]))
-  const stored = hasAttempts ? await listExecutions(tx, run.id) : []
-  const current = stored.map(row => changed.get(row.id) ?? row)
-  const ids = new Set(current.map(({ id }) => id))
-  return [...current, ...[...changed.values()].filter(({ id }) => !ids.has(id))]
+async function listAllExecutions(tx: Tx, { run, attempts, past }: RunChange): Promise<NodeExecutionRow[]> {
+  const all = new Map((past ?? (await listExecutions(tx, run.id))).map(row => [row.id, row]))
+  for (const row of attempts) all.set(row.id, row)
+  const createdAt = ({ created_at }: NodeExecutionRow) => Date.parse(created_at)
+  return [...all.values()].sort((one, other) => createdAt(one) - createdAt(other) || (one.id < other.id ? -1 : 1))
 }
 
 function fileRunException(tx: Tx, run: RunRow): void {

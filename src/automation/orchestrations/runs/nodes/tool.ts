@@ -77,8 +77,8 @@ export async function callNodeTool(work: NodeWork): Promise<NodeWorkOutcome> {
  * Returns the tool of a node.
  * @throws TOOL_NOT_FOUND
  */
-export async function requireTool({ services, node, execution }: NodeWork): Promise<ResolvedTool> {
-  const tool = await resolveSharedTool(services.pool, execution.project_id, node.tool_id as string)
+export async function requireTool({ services, node, execution, tool: known }: NodeWork): Promise<ResolvedTool> {
+  const tool = known ?? (await resolveSharedTool(services.pool, execution.project_id, node.tool_id as string))
   return tool ?? raiseMissing(node.tool_id)
 }
 

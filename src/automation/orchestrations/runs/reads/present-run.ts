@@ -1,9 +1,11 @@
 import { isWorkerType, startsRuns } from '#automation/orchestrations/definition/definition.ts'
 import type { PricedUsage } from '#control/usage/price-usage.ts'
+import type { RunTotals } from '#control/usage/report-store.ts'
 import type { Services } from '#core/base/services.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import type { CallerFacts } from '#core/iam/caller.ts'
 import { listExecutions, type NodeExecutionRow } from '../engine/node-execution-store.ts'
+import type { WaitedRun } from '../engine/run-notifications.ts'
 import { type NodeExecution, type OrchestrationRunRecord, presentRun, type RunRow } from '../model.ts'
 import { withCallbacks } from '../nodes/callback-token.ts'
 import { usageOfRun, usageOfRuns } from './usage.ts'
@@ -51,15 +53,17 @@ const isMetered = (type: string): boolean => type === 'agent' || isWorkerType(ty
  * Presents a run with its node executions and its usage.
  * @param known all its node executions, if the caller has loaded them
  * @param used usage that is not written yet
+ * @param written all other usage, if the caller has read it
  */
 export async function presentRunDetail(
   db: Queryable,
   run: RunRow,
   known: readonly NodeExecutionRow[] | null,
   used: readonly PricedUsage[] = [],
+  written: readonly RunTotals[] | null = null,
 ): Promise<OrchestrationRunRecord> {
   const rows = known ?? (await listExecutions(db, run.id))
-  const usage = rows.some(({ node_type }) => isMetered(node_type)) ? await usageOfRun(db, run, used) : NO_USAGE
+  const usage = rows.some(({ node_type }) => isMetered(node_type)) ? await usageOfRun(db, run, used, written) : NO_USAGE
   return { ...presentRun(run), node_executions: rows.map(presentNodeExecution), ...usage }
 }
 
@@ -91,5 +95,15 @@ export async function presentRunFor(
   const [presented] = await withCallbacks(services, caller, [await presentRunDetail(services.pool, run, null)])
   return presented
 }
+
+/** Presents a run to a caller that waited for it. */
+export const presentWaitedRun = async (
+  services: Services,
+  caller: CallerFacts,
+  waited: WaitedRun,
+): Promise<OrchestrationRunRecord> =>
+  'row' in waited
+    ? presentRunFor(services, caller, waited.row)
+    : (await withCallbacks(services, caller, [waited.record]))[0]
 
 const NO_USAGE = { usage: null, usage_own: null }

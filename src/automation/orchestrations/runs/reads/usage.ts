@@ -1,8 +1,9 @@
+import { z } from 'zod'
 import { type UsageComponent, type UsageDraft, wholeOf } from '#control/usage/meter.ts'
 import { type PricedUsage, totalCost } from '#control/usage/price-usage.ts'
-import { type RunTotals, totalsOfRuns, totalsOfTrees } from '#control/usage/report-store.ts'
+import { RunTotals, runTotals, totalsOfRuns, totalsOfTrees } from '#control/usage/report-store.ts'
 import type { UsageSums } from '#control/usage/totals.ts'
-import { type Queryable, sql } from '#core/db/sql.ts'
+import { type Fragment, type Queryable, sql } from '#core/db/sql.ts'
 import type { NodeExecutionRow } from '../engine/node-execution-store.ts'
 import type { RunRow } from '../model.ts'
 
@@ -17,20 +18,36 @@ const usageOf = (totals: readonly RunTotals[]): RunUsage => ({
 /**
  * Returns the usage of a run, with and without its nested runs; null if there is none.
  * @param unwritten usage that is not written yet
+ * @param written all other usage, if the caller has read it
  */
 export async function usageOfRun(
   db: Queryable,
   { id }: Pick<RunRow, 'id'>,
   unwritten: readonly PricedUsage[] = [],
+  written: readonly RunTotals[] | null = null,
 ): Promise<RunUsage> {
-  const tree = sql.fragment`
+  const totals = written ?? (await totalsOfRuns(db, id, treeOf(id)))
+  return usageOf([...totals, ...unwritten.map(totalsOf)])
+}
+
+const treeOf = (id: string): Fragment => sql.fragment`
     with recursive tree as (
       select ${id}::text as id
       union all
       select r.id from tree join orchestration_runs r on r.parent_id = tree.id)
     select id from tree`
-  const totals = [...(await totalsOfRuns(db, id, tree)), ...unwritten.map(totalsOf)]
-  return usageOf(totals)
+
+/** Written usage of a run with its nested runs, at a time of the database. */
+export type WrittenUsage = { now: string; totals: readonly RunTotals[] }
+
+const Time = z.object({ now: z.string() })
+const writtenRow = sql.type(z.union([RunTotals.extend(Time.shape), Time.extend({ own: z.null() })]))
+
+/** Returns the written usage of a run. */
+export async function readWrittenUsage(db: Queryable, { id }: Pick<RunRow, 'id'>): Promise<WrittenUsage> {
+  const rows = await db.any(writtenRow`
+    select n.now, t.* from (select now()::timestamptz(3) as now) n left join (${runTotals(id, treeOf(id))}) t on true`)
+  return { now: rows[0].now, totals: rows.flatMap(row => (row.own === null ? [] : [row])) }
 }
 
 /** Returns the usage of runs with their nested runs, by run ID; runs without usage are missing. One statement. */
