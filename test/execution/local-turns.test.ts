@@ -7,6 +7,7 @@ import { type Client, client, eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { toolCall } from '../support/scripts.ts'
+import { startSilentProxy } from '../support/silent-proxy.ts'
 import { forSuite } from '../support/suite.ts'
 import { startAgentApp } from './fixtures.ts'
 import { openStream } from './streams.ts'
@@ -301,6 +302,11 @@ describe('turns that the web process executes', function () {
     const { body } = await key.post(`/agents/${app.agentId}/generate`, { prompt: 'x' })
     assert.deepEqual([(await rowOf(body.generation_id)).status, await messagesOf(body.generation_id)], ['pending', 1])
     assert.equal((await app.key.post(`/generations/${body.generation_id}/cancel`)).status, 200)
+    const response = { model: app.agentId, input: 'x', background: true }
+    assert.equal((await key.post('//openai/v1/responses', response)).status, 200)
+    const [{ id }] = await app.rows('select id from generations order by created_at desc limit 1')
+    assert.deepEqual([(await rowOf(id)).status, await messagesOf(id)], ['pending', 1])
+    assert.equal((await app.key.post(`/generations/${id}/cancel`)).status, 200)
   })
 
   it('are executed once when workers claim them before their process has begun', async () => {
@@ -367,6 +373,66 @@ describe('turns that the web process executes', function () {
     assert.equal(made.status, 201, JSON.stringify(made.body))
     const reserved = await generate(key, agent)
     assert.deepEqual([reserved.status, await messagesOf(reserved.body.id)], [200, 1])
+  })
+
+  it('are continued by a worker when the answer of their insert is lost', async () => {
+    const proxy = await startSilentProxy(app.databaseUrl)
+    try {
+      const { key } = await web({ DATABASE_URL: proxy.url })
+      await worker()
+      await double.put('unanswered', { rules: [{ reply: { text: 'after all' } }] })
+      const agent = await app.agent({ model: 'unanswered/m' })
+      const lost = proxy.loseAnswer(sent => /insert into generation_work/.test(sent))
+      const [answer] = await Promise.all([generate(key, agent), lost])
+      assert.equal(answer.status, 503, JSON.stringify(answer.body))
+      const [{ id }] = await app.rows('select id from generations where agent_id = $1', [agent])
+      const { status, output } = await ended(id)
+      assert.deepEqual([status, output.content, await calls('unanswered')], ['completed', 'after all', 1])
+    } finally {
+      await proxy.close()
+    }
+  })
+
+  it('do not include requests with calls of tools, which are made once whatever changes meanwhile', async () => {
+    const target = await startTarget()
+    const { key } = await web()
+    await worker()
+    try {
+      const execute = { url: `${target.url}/look` }
+      const tool = await app.admin.post('/tools', { project_id: app.projectId, name: 'look', execute })
+      const agent = await app.agent({ tool_bindings: [{ tool_id: tool.body.id }] })
+      target.answer = (_request, response) =>
+        void app.admin
+          .patch(`/agents/${agent}`, { instructions: `changed ${target.requests.length}` })
+          .then(() => response.writeHead(200, { 'content-type': 'application/json' }).end('{"ok":true}'))
+      const content = { type: 'tool_output', tool_id: tool.body.id }
+      const { status, body } = await generate(key, agent, { messages: [{ role: 'user', content }] })
+      assert.deepEqual([status, target.requests.length, await messagesOf(body.id)], [200, 1, 1], JSON.stringify(body))
+    } finally {
+      await target.close()
+    }
+  })
+
+  it('have the circuit breakers of their route as they are, in every process', async () => {
+    const { key } = await web()
+    await double.put('broken', { rules: [{ reply: { error: { status: 500, message: 'down' } } }] })
+    await double.put('spare', { rules: [{ reply: { text: 'spare' } }] })
+    const provider = { project_id: app.projectId, provider: 'custom', base_url: `${app.double.url}/v1` }
+    const made = async (name: string) =>
+      (await app.admin.post('/ai-providers', { ...provider, name, default_model: 'm' })).body.id as string
+    const targets = [
+      { ai_provider_id: await made('first'), model: 'broken/m', max_retries: 0 },
+      { ai_provider_id: await made('second'), model: 'spare/m', max_retries: 0 },
+    ]
+    const breaker = { failure_threshold: 2, cooldown_seconds: 2 }
+    const route = await app.admin.post('/model-routes', { project_id: app.projectId, name: 'r', targets, ...breaker })
+    assert.equal(route.status, 201, JSON.stringify(route.body))
+    const agent = await app.agent({ ai_provider_id: null, model_route_id: route.body.id })
+    const content = async () => (await generate(key, agent)).body.output?.content
+    for (let n = 0; n < 3; n++) assert.equal(await content(), 'spare')
+    assert.equal(await calls('broken'), 2)
+    await double.put('broken', { rules: [{ reply: { text: 'first again' } }] })
+    await eventually(async () => (await content()) === 'first again', { every: 500 })
   })
 
   it('are refused by pauses and permissions as requests', async () => {
