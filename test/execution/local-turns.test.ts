@@ -406,7 +406,7 @@ describe('turns that the web process executes', function () {
           .patch(`/agents/${agent}`, { instructions: `changed ${target.requests.length}` })
           .then(() => response.writeHead(200, { 'content-type': 'application/json' }).end('{"ok":true}'))
       const content = { type: 'tool_output', tool_id: tool.body.id }
-      const { status, body } = await generate(key, agent, { messages: [{ role: 'user', content }] })
+      const { status, body } = await generate(key, agent, { messages: [{ role: 'user', content }], prompt: 'x' })
       assert.deepEqual([status, target.requests.length, await messagesOf(body.id)], [200, 1, 1], JSON.stringify(body))
     } finally {
       await target.close()
