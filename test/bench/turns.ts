@@ -66,46 +66,10 @@ export async function run(seconds = 8): Promise<Row[]> {
     rows.push(...rowsOfCosts)
     for (const target of [agent, least]) await alone(target, WARM_UP)
 
-    const [p50, floorP50] = [percentile(await alone(agent, TURNS), 0.5), percentile(await alone(least, TURNS), 0.5)]
-    rows.push({
-      what: 'waited turn, one caller, p50, of the floor',
-      value: rounded(p50 / floorP50),
-      unit: 'x',
-      target: '<= 4',
-      note: `${rounded(p50)} ms against ${rounded(floorP50)} ms`,
-    })
-
     const pids = { PostgreSQL: await postmaster(db), worker: worker.child.pid as number, web: web.child.pid as number }
-    const before = costs(pids)
-    const load = await together(agent, seconds)
-    const after = costs(pids)
-    const floorLoad = await together(least, seconds)
-    rows.push({
-      what: `waited turns, ${CALLERS} callers, of the floor`,
-      value: rounded(load.requests.average / floorLoad.requests.average, 3),
-      unit: 'x',
-      target: '>= 0.3',
-      note: `${Math.round(load.requests.average)}/s against ${Math.round(floorLoad.requests.average)}/s; p50 ${load.latency.p50} ms, p99 ${load.latency.p99} ms`,
-    })
-    for (const [name, target] of Object.entries({ PostgreSQL: 3, worker: 3.5, web: 2 })) {
-      const used = after[name as keyof typeof after] - before[name as keyof typeof before]
-      rows.push({
-        what: `processor time of a waited turn, ${name}`,
-        value: rounded(used / load.requests.total, 2),
-        unit: 'ms',
-        target: `<= ${target}`,
-      })
-    }
-
-    const delta = percentile(await firstDeltas(agent, '?stream=true'), 0.5)
-    const floorDelta = percentile(await firstDeltas(least), 0.5)
-    rows.push({
-      what: 'request to first streamed delta, p50, of the floor',
-      value: rounded(delta / floorDelta),
-      unit: 'x',
-      target: '<= 5',
-      note: `${rounded(delta)} ms against ${rounded(floorDelta)} ms`,
-    })
+    const budgets = { PostgreSQL: 3, worker: 3.5, web: 2 }
+    rows.push(...(await compared('waited turn', agent, { least, db, pids, budgets, seconds })))
+    rows.push(...(await executedByWeb(env, agent, { least, db, pids, seconds })))
 
     rows.push(...(await written(db, app, agent)))
     rows.push({ what: 'memory of web under turns', value: await memory(web.child), unit: 'MiB', target: '<= 190' })
@@ -122,6 +86,84 @@ export async function run(seconds = 8): Promise<Row[]> {
     await app.close()
   }
   return rows
+}
+
+type Compared = {
+  least: Target
+  db: pg.Client
+  /** Processes whose time is measured, and the target of each in ms. */
+  pids: Record<string, number>
+  budgets: Record<string, number>
+  seconds: number
+}
+
+/** Latency, throughput, first delta, processor time and WAL of a turn; the first three beside the floor. */
+async function compared(what: string, agent: Target, { least, db, pids, budgets, seconds }: Compared): Promise<Row[]> {
+  const [p50, floorP50] = [percentile(await alone(agent, TURNS), 0.5), percentile(await alone(least, TURNS), 0.5)]
+  const [before, walBefore] = [costs(pids), await walBytes(db)]
+  const load = await together(agent, seconds)
+  const [after, walAfter] = [costs(pids), await walBytes(db)]
+  const floorLoad = await together(least, seconds)
+  const delta = percentile(await firstDeltas(agent, '?stream=true'), 0.5)
+  const floorDelta = percentile(await firstDeltas(least), 0.5)
+  return [
+    {
+      what: `${what}, one caller, p50, of the floor`,
+      value: rounded(p50 / floorP50),
+      unit: 'x',
+      target: '<= 4',
+      note: `${rounded(p50)} ms against ${rounded(floorP50)} ms`,
+    },
+    {
+      what: `${what}, ${CALLERS} callers, of the floor`,
+      value: rounded(load.requests.average / floorLoad.requests.average, 3),
+      unit: 'x',
+      target: '>= 0.3',
+      note: `${Math.round(load.requests.average)}/s against ${Math.round(floorLoad.requests.average)}/s; p50 ${load.latency.p50} ms, p99 ${load.latency.p99} ms`,
+    },
+    ...Object.entries(budgets).map(
+      ([name, target]): Row => ({
+        what: `processor time of a ${what}, ${name}`,
+        value: rounded((after[name] - before[name]) / load.requests.total, 2),
+        unit: 'ms',
+        target: `<= ${target}`,
+      }),
+    ),
+    {
+      what: `WAL of a ${what}, ${CALLERS} callers`,
+      value: rounded((walAfter - walBefore) / load.requests.total / 1024),
+      unit: 'KiB',
+      target: '<= 12',
+    },
+    {
+      what: `request to first streamed delta of a ${what}, p50, of the floor`,
+      value: rounded(delta / floorDelta),
+      unit: 'x',
+      target: '<= 5',
+      note: `${rounded(delta)} ms against ${rounded(floorDelta)} ms`,
+    },
+  ]
+}
+
+/** The same turns with a web process that executes them (WEB_EXECUTES). */
+async function executedByWeb(
+  env: Record<string, string>,
+  agent: Target,
+  { pids, ...others }: Omit<Compared, 'budgets'>,
+): Promise<Row[]> {
+  const web = await start('src/web.ts', { ...env, WEB_EXECUTES: 'true' })
+  web.child.stdout?.resume()
+  try {
+    const target = { ...agent, url: web.url }
+    await alone(target, WARM_UP)
+    return await compared('waited turn that web executes', target, {
+      ...others,
+      pids: { ...pids, web: web.child.pid as number },
+      budgets: { PostgreSQL: 2.5, worker: 0.5, web: 3.5 },
+    })
+  } finally {
+    web.child.kill('SIGKILL')
+  }
 }
 
 /** Milliseconds until the first text of the model, on either wire. */
@@ -142,11 +184,10 @@ async function firstDeltas(target: Target, query = ''): Promise<number[]> {
   return taken
 }
 
-const costs = ({ PostgreSQL, worker, web }: { PostgreSQL: number; worker: number; web: number }) => ({
-  PostgreSQL: processorTime(PostgreSQL, { children: true }),
-  worker: processorTime(worker),
-  web: processorTime(web),
-})
+const costs = (pids: Record<string, number>): Record<string, number> =>
+  Object.fromEntries(
+    Object.entries(pids).map(([name, pid]) => [name, processorTime(pid, { children: name === 'PostgreSQL' })]),
+  )
 
 /** What a turn and a message of a session write, and what a turn leaves. */
 async function written(db: pg.Client, app: AgentApp, agent: Target): Promise<Row[]> {
