@@ -97,7 +97,7 @@ type Compared = {
   seconds: number
 }
 
-/** Latency, throughput, first delta, processor time and WAL of a turn; the first three beside the floor. */
+/** Latency, throughput, first delta, processor time and WAL of a turn; the first three compared with the floor. */
 async function compared(what: string, agent: Target, { least, db, pids, budgets, seconds }: Compared): Promise<Row[]> {
   const [p50, floorP50] = [percentile(await alone(agent, TURNS), 0.5), percentile(await alone(least, TURNS), 0.5)]
   const [before, walBefore] = [costs(pids), await walBytes(db)]
