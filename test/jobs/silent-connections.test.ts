@@ -33,6 +33,7 @@ const OTHERS: Record<string, string> = {
   'pgboss.job': 'messages of all queues: test/jobs/lost-claims.test.ts',
   webhook_slots: 'with the deliveries, by the same statement',
   worker_heartbeats: 'processes, not work',
+  generation_work: 'turns that a web process executes: test/execution/local-turns.test.ts',
   open_streams: 'streams of a process, under its advisory lock',
 }
 
