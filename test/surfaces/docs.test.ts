@@ -43,8 +43,10 @@ function wordsOf(command: string): string[] {
 
 /** Warnings, entries of the audit log, and variables of other programs. */
 const NAMES_OF_OTHERS = [
+  'ANTHROPIC_API_KEY',
   'ARGUMENT_NOT_REQUIRED',
   'AWS_REGION',
+  'GEMINI_API_KEY',
   'HTTPS_PROXY',
   'MUSTER_CONFIG_DIR',
   'MUSTER_OUTPUT',
