@@ -32,6 +32,7 @@ const MACHINES: Machine[] = [
     states: { '': GENERATION_STATUSES },
     transitions: [
       [`${turns}/request/create.ts`, 'insertTurn(', '[*] --> pending'],
+      [`${turns}/request/create-store.ts`, "started ? 'in_progress'", '[*] --> in_progress'],
       [`${turns}/request/create-paused.ts`, 'startPaused(', '[*] --> requires_action'],
       [
         `${turns}/loop/turn-store.ts`,
