@@ -108,12 +108,14 @@ export async function measure(one: CostCase, input: string): Promise<string[]> {
   }
   let problems = problemsOf(sizes, times, maxTurnMs)
   // Compilation, a collection of garbage or a neighbour in the processor's cache costs time of this thread too: repeated
-  // until a measurement without it is found, each relative to the speed of the machine just before it.
+  // until a measurement without it is found, each relative to the speed of the machine just before and just after it, of
+  // which the slower counts.
   let least: Measured[] = []
   for (let at = 0; at < MAX_REPETITIONS && problems.length > 0; at++) {
-    const factor = await machineFactor()
+    const before = await machineFactor()
     const means: Measured[] = []
     for (const [index, n] of sizes.entries()) means.push(await mean(one, build, n, times[index].total))
+    const factor = Math.max(before, await machineFactor())
     least = means.map(({ total, turn }, index) => {
       const time = { total: total / factor, turn: turn / factor }
       return merged(time, least[index] ?? time)
