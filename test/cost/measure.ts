@@ -60,7 +60,7 @@ function reference(): number {
 /** Returns how many times slower than the machine of REFERENCE_MS this thread is at present, at least 1. */
 async function machineFactor(): Promise<number> {
   let best = Number.POSITIVE_INFINITY
-  for (let at = 0; at < 5; at++) best = Math.min(best, await processorMs(() => void reference()))
+  for (let at = 0; at < 2; at++) best = Math.min(best, await processorMs(() => void reference()))
   return Math.max(1, best / REFERENCE_MS)
 }
 
@@ -108,19 +108,21 @@ export async function measure(one: CostCase, input: string): Promise<string[]> {
   }
   let problems = problemsOf(sizes, times, maxTurnMs)
   // Compilation, a collection of garbage or a neighbour in the processor's cache costs time of this thread too: repeated
-  // until a measurement without it is found, each relative to the speed of the machine just before and just after it, of
-  // which the slower counts.
+  // until a measurement without it is found. The speed of a virtual machine may change several times a second, so each size
+  // is relative to the speed just before and just after it, of which the slower counts.
   let least: Measured[] = []
   for (let at = 0; at < MAX_REPETITIONS && problems.length > 0; at++) {
-    const before = await machineFactor()
-    const means: Measured[] = []
-    for (const [index, n] of sizes.entries()) means.push(await mean(one, build, n, times[index].total))
-    const factor = Math.max(before, await machineFactor())
-    least = means.map(({ total, turn }, index) => {
-      const time = { total: total / factor, turn: turn / factor }
-      return merged(time, least[index] ?? time)
-    })
-    problems = problemsOf(sizes, least, maxTurnMs)
+    const relative: Measured[] = []
+    for (const [index, n] of sizes.entries()) {
+      const before = await machineFactor()
+      const { total, turn } = await mean(one, build, n, times[index].total)
+      const factor = Math.max(before, await machineFactor())
+      relative.push({ total: total / factor, turn: turn / factor })
+    }
+    least = relative.map((time, index) => merged(time, least[index] ?? time))
+    // The least of a small size may be of a faster moment than the least of a large one.
+    const [found, alone] = [least, relative].map(each => problemsOf(sizes, each, maxTurnMs))
+    problems = alone.length === 0 ? [] : found
   }
   return problems
 }
