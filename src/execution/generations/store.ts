@@ -124,8 +124,8 @@ const turnRefRow = sql.type(z.object({ id: z.string(), project_id: z.string() })
 
 /**
  * Clears the holder of turns that web processes execute without a message: of one turn, or where it satisfies `isGone`.
- * Returns the turns that a worker must continue. Without one turn it reads generation_work, which contains only turns that have
- * not settled: 2 ms with 10,000.
+ * Returns the turns that a worker must continue. Without one turn it scans generation_work, which contains only turns that have
+ * not settled.
  */
 export const clearHolders = (
   db: Queryable,
