@@ -33,14 +33,12 @@ const MAX_GROWTH_OF_QUARTER = (2 * MAX_GROWTH) ** 2
 /** Less than these ms is mostly noise and constant cost; growth is measured from here. */
 const MIN_MS = 5
 /** Repetitions of a measurement that exceeds a limit. */
-const MAX_REPETITIONS = 10
+const MAX_REPETITIONS = 40
 /** Time of the runs of which one repetition takes the mean. */
 const MEAN_MS = 40
 /** Multiple of the longest turn that ends the measurement, if it is exceeded in each of some repetitions. */
 const HOPELESS_FACTOR = 10
 const MAX_HOPELESS = 3
-/** Part by which the time of large inputs varies on virtual machines, whatever the reference takes: others use the cache. */
-const NOISE = 0.25
 /** What `reference` takes on the machine for which MAX_TURN_MS holds. */
 const REFERENCE_MS = 20
 
@@ -123,7 +121,7 @@ export async function measure(one: CostCase, input: string): Promise<string[]> {
     }
     least = relative.map((time, index) => merged(time, least[index] ?? time))
     // The least of a small size may be of a faster moment than the least of a large one.
-    const [found, alone] = [least, relative].map(each => problemsOf(sizes, each, maxTurnMs * (1 + NOISE)))
+    const [found, alone] = [least, relative].map(each => problemsOf(sizes, each, maxTurnMs))
     problems = alone.length === 0 ? [] : found
   }
   return problems
