@@ -18,6 +18,21 @@ export function sealText({ secrets }: Box, text: string, row: SealedFor): string
   return secrets.seal(size >= from && size <= to ? deflateSync(text, { level }) : text, row)
 }
 
+/** Most bytes of a sealed text in a notification: PostgreSQL takes less than 8,000 bytes, with the rest of the payload. */
+const MAX_SEALED = 6900
+/** Most characters of a text that may fit compressed. */
+const MAX_TEXT = 64 * 1024
+
+/**
+ * Seals a text for a notification; null if it does not fit. Every session of the database may listen and notify: only
+ * processes with the key of the deployment read the text, and none accepts a forged one, or one for another row.
+ */
+export function sealForNotification(box: Box, text: string, row: SealedFor): string | null {
+  if (text.length > MAX_TEXT) return null
+  const sealed = sealText(box, text, row)
+  return sealed.length > MAX_SEALED ? null : sealed
+}
+
 /** Returns a text sealed by `sealText`; null if it cannot be decrypted. */
 export function openText({ secrets }: Box, sealed: string, row: SealedFor): string | null {
   const opened = secrets.openBytes(sealed, row)

@@ -73,15 +73,10 @@ export const preloadSdk: BackgroundTask = {
   },
 }
 
-const wakeUpOf = ({ id: generation_id, project_id }: { id: string; project_id: string }) =>
-  queueMessage(turnQueue, { generation_id, project_id })
-
 /** Sends the messages of turns that lost web processes executed. */
 export async function wakeTurnsOfLostHolders(tx: Tx, isGone: (holder: Fragment) => Fragment): Promise<void> {
-  for (const turn of await clearHolders(tx, { isGone })) {
-    const { queue, data } = wakeUpOf(turn)
-    tx.send(queue, data)
-  }
+  for (const { id: generation_id, project_id } of await clearHolders(tx, { isGone }))
+    tx.send(turnQueue, { generation_id, project_id })
 }
 
 /** Fails turns whose client did not submit tool outputs within GENERATION_ACTION_TTL_SECONDS. Returns their number. */
@@ -105,8 +100,9 @@ async function failOverdueActions(services: Services, limit: number): Promise<nu
 }
 
 /**
- * Fallback for lost notifications: ends the holds of processes that left, or have exceeded the time of a turn, wakes turns without progress for a lease or a sweep interval, queues the flush of
- * settled steps that are still in the journal, and deletes old frames.
+ * Fallback for lost notifications: clears holders that left, or have exceeded the time of a turn, wakes turns without
+ * progress for a lease or a sweep interval, queues the flush of settled steps that are still in the journal, and deletes old
+ * frames.
  */
 async function sweepTurns(services: Services, stopping: AbortSignal): Promise<void> {
   const { pool, queues, config } = services
@@ -120,7 +116,10 @@ async function sweepTurns(services: Services, stopping: AbortSignal): Promise<vo
     pool,
     Math.min(config.GENERATION_SWEEP_SECONDS, config.GENERATION_LEASE_SECONDS),
   )
-  if (lost.length + idle.length > 0) await queues.send([...lost, ...idle].map(wakeUpOf))
+  const wakeUps = [...lost, ...idle].map(({ id: generation_id, project_id }) =>
+    queueMessage(turnQueue, { generation_id, project_id }),
+  )
+  if (wakeUps.length > 0) await queues.send(wakeUps)
   if (config.GENERATION_ACTION_TTL_SECONDS > 0)
     await deleteInBatches(limit => failOverdueActions(services, limit), stopping)
   await deleteInBatches(limit => deleteOldFrames(pool, limit), stopping)

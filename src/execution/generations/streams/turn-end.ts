@@ -1,7 +1,7 @@
 import type { RecordedFailure } from '#core/base/errors.ts'
 import { parseExactJson } from '#core/base/exact-json.ts'
 import type { Services } from '#core/base/services.ts'
-import { openText, sealText } from '#core/secrets/sealed-text.ts'
+import { openText, sealForNotification } from '#core/secrets/sealed-text.ts'
 import type { Outbox } from '#core/writes/writer.ts'
 import type { GenerationRow } from '../model.ts'
 
@@ -25,15 +25,7 @@ type AnsweredTurn = Pick<GenerationRow, 'id' | 'trace_id' | 'status' | 'content_
 /** A settled or paused turn as a waiting caller gets it. */
 export type TurnEnd = TurnEndState | AnsweredTurn
 
-/** Most bytes of a sealed end: PostgreSQL takes less than 8,000 bytes in a notification. */
-const MAX_SEALED = 6900
-/** Most characters of a result that may fit compressed. */
-const MAX_RESULT = 64 * 1024
-
-/**
- * Sealed, because every session of the database may listen and notify: only processes with the key of the deployment read
- * an end, and none accepts a forged end, or the end of another part of a turn.
- */
+/** For the part of a turn that ends with a frame. */
 const sealOf = (id: string, seq: number) => ({ kind: 'turn_end', id: `${id}:${seq}`, project_id: null })
 
 /** Notifies waiting callers of the end of a turn, which they read unless the notification has it. */
@@ -50,11 +42,9 @@ export function sealEnd(
   { seq, data }: { seq: number; data: object },
 ): SealedEnd | null {
   if (status === 'failed') return null
-  const result = JSON.stringify(data)
-  if (result.length > MAX_RESULT) return null
   const head = JSON.stringify({ trace_id, status, content_mode })
-  const sealed = sealText(services, `${head}\n${result}`, sealOf(id, seq))
-  return sealed.length > MAX_SEALED ? null : { seq, sealed }
+  const sealed = sealForNotification(services, `${head}\n${JSON.stringify(data)}`, sealOf(id, seq))
+  return sealed === null ? null : { seq, sealed }
 }
 
 /** Returns the end of a turn for callers in this process; undefined as for `sealEnd`. */

@@ -1,6 +1,6 @@
 import { parseExactJson } from '#core/base/exact-json.ts'
 import type { Services } from '#core/base/services.ts'
-import { openText, sealText } from '#core/secrets/sealed-text.ts'
+import { openText, sealForNotification } from '#core/secrets/sealed-text.ts'
 import { subscribeUntil } from '#core/work/subscription.ts'
 import { waiters } from '#core/work/waiters.ts'
 import type { Outbox } from '#core/writes/writer.ts'
@@ -23,12 +23,6 @@ export const notifyRunChanged = (
   end: AnnouncedEnd | null = null,
 ): void => outbox.notify(CHANNEL, end ? `${id} ${status} ${end.revision} ${end.sealed}` : `${id} ${status}`)
 
-/** Most bytes of a sealed end: PostgreSQL takes less than 8,000 bytes in a notification. */
-const MAX_SEALED = 6900
-/** Most characters of a record that may fit compressed. */
-const MAX_RECORD = 64 * 1024
-
-/** As the end of a turn, it is readable to processes with the key of the deployment only, and none can be forged. */
 const sealOf = (id: string, revision: number) => ({ kind: 'run_end', id: `${id}:${revision}`, project_id: null })
 
 /** Returns a run as callers get it for its notification; null if it does not fit. */
@@ -37,10 +31,8 @@ export function sealRunEnd(
   { id, revision }: Pick<RunRow, 'id' | 'revision'>,
   record: OrchestrationRunRecord,
 ): AnnouncedEnd | null {
-  const text = JSON.stringify(record)
-  if (text.length > MAX_RECORD) return null
-  const sealed = sealText(services, text, sealOf(id, revision))
-  return sealed.length > MAX_SEALED ? null : { revision, sealed }
+  const sealed = sealForNotification(services, JSON.stringify(record), sealOf(id, revision))
+  return sealed === null ? null : { revision, sealed }
 }
 
 function openRunEnd(services: Services, id: string, { revision, sealed }: AnnouncedEnd): OrchestrationRunRecord | null {
