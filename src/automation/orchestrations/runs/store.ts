@@ -45,7 +45,7 @@ const loadedRow = sql.type(LoadedRun)
 /**
  * Locks and loads a run with its unapplied node executions and the counts of its nested runs. Returns null for a
  * missing run, and for a driven run unless the caller holds the records of its driver (`driven`). By primary keys,
- * the unique index of executions and orchestration_runs_parent.
+ * orchestration_node_executions_run and orchestration_runs_parent.
  */
 export async function loadRun(db: Queryable, runId: string, driven = false): Promise<LoadedRun | null> {
   const read = () =>
@@ -322,7 +322,7 @@ export const runListColumns = (values: boolean): Fragment => {
   })
 }
 
-/** Returns the runs whose node executions are too large for a list. By the unique index on run, node and attempt. */
+/** Returns the runs whose node executions are too large for a list. By orchestration_node_executions_run. */
 export const listLargeRuns = async (db: Queryable, runIds: readonly string[]): Promise<ReadonlySet<string>> =>
   new Set(
     await db.anyFirst(sql.type(z.strictObject({ run_id: z.string() }))`

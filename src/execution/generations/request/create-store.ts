@@ -102,8 +102,9 @@ const AGENT_REVISION: Fragment = sql.fragment`(
 
 /**
  * Returns the statement that inserts a generation, its trace if it is new, and its sealed turn data, with a share lock on
- * the project against a pause. With a holder the turn is in progress, in its first attempt; otherwise it is pending. The ctes `project` and `runnable` contain the rows read; nothing is
- * written in a paused project, or for another revision of the agent.
+ * the project against a pause. With a holder the turn is in progress, in its first attempt; otherwise it is pending. The
+ * ctes `project` and `runnable` contain the rows read; nothing is written in a paused project, or for another revision of
+ * the agent.
  */
 export function newTurnParts(turn: NewTurn, extra: ExtraCtes = { ctes: [] }): StatementWrite {
   const unless = extra.unless ? sql.fragment`and not (${extra.unless})` : sql.fragment``
@@ -113,7 +114,8 @@ export function newTurnParts(turn: NewTurn, extra: ExtraCtes = { ctes: [] }): St
   const startedAt = started ? turn.created_at : null
   const ctes = [
     sql.fragment`project as (select id, paused_at, pause_reason, trace_content_mode, require_priced_model from projects where id = ${turn.project_id} for share)`,
-    // The stricter mode of project and agent, as in startedRow (create.ts); for an agent of another project, the mode of the project.
+    // The stricter mode of project and agent, as in startedRow (create.ts); for an agent of another project, the mode of the
+    // project.
     sql.fragment`runnable as (
       select case when project.trace_content_mode = 'none' or ${turn.unstored} then 'none' when p.id is not null then 'full'
           else coalesce(a.trace_content_mode, 'full') end as mode,

@@ -62,7 +62,7 @@ type Family = { members: ReadonlyMap<string, Member>; executions: readonly Execu
 
 /**
  * Locks the first run of the chain of retries, so that concurrent retries see each other, and reads its family. By
- * orchestration_runs_retry, the primary key and the unique index on run, node and attempt.
+ * orchestration_runs_retry, the primary key and orchestration_node_executions_run.
  */
 async function lockFamily(db: Queryable, run: RunRow): Promise<Family> {
   const first = await db.oneFirst(idStatement`

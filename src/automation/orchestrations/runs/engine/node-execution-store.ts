@@ -114,7 +114,7 @@ export function executionsUpdate(
     from ${updated.source(changed.length === 1 ? changed[0] : changed, estimated)} where t.id = r.id and ${guard}`
 }
 
-/** Lists all node executions of a run, oldest first. By the unique index on run, node and attempt. */
+/** Lists all node executions of a run, oldest first. By orchestration_node_executions_run. */
 export const listExecutions = (db: Queryable, runId: string): Promise<readonly NodeExecutionRow[]> =>
   db.any(executionRow`
     select ${executionColumns} from orchestration_node_executions t where t.run_id = ${runId}
@@ -149,15 +149,15 @@ export const findCallback = (db: Queryable, hash: string) =>
   db.maybeOne(callbackRow`
     select run_id, node_id, project_id, callback_hash from orchestration_node_executions where callback_hash = ${hash}`)
 
-/** Lists the node executions of runs that await a callback. By the unique index on run, node and attempt. */
+/** Lists the node executions of runs that await a callback. By orchestration_node_executions_run. */
 export const listCallbacks = (db: Queryable, runIds: readonly string[]) =>
   db.any(callbackRow`
     select run_id, node_id, project_id, callback_hash from orchestration_node_executions
     where run_id = any(${sql.array([...runIds], 'text')}) and callback_hash is not null`)
 
 /**
- * Lists the node executions of a run created at or after a time, without input and output. By the
- * unique index on run, node and attempt.
+ * Lists the node executions of a run created at or after a time, without input and output. By
+ * orchestration_node_executions_run.
  */
 export const listExecutionsSince = (
   db: Queryable,
@@ -305,7 +305,7 @@ export const cancelExecutions = (db: Queryable, runIds: readonly string[]) =>
       status = case when status in ('completed', 'failed') then status else 'cancelled' end
     where run_id = any(${sql.array([...runIds], 'text')}) and not applied returning generation_id, approval_id`)
 
-/** Lists the node executions of several runs, oldest first, by run ID. By the unique index on run, node and attempt. */
+/** Lists the node executions of several runs, oldest first, by run ID. By orchestration_node_executions_run. */
 export async function listExecutionsByRun(
   db: Queryable,
   runIds: readonly string[],

@@ -13,8 +13,7 @@ const queueRow = sql.type(ProjectQueue)
 
 /**
  * Counts queued and claimed work by project. A queued run is not counted if a queued nested run is its only ready work.
- * By orchestration_runs_live, orchestration_runs_parent, orchestration_node_executions_leased and the unique index on run,
- * node and attempt.
+ * By orchestration_runs_live, orchestration_runs_parent, orchestration_node_executions_run and _leased.
  */
 export const countWorkByProject = (db: Queryable, projectId: string | null): Promise<readonly ProjectQueue[]> =>
   db.any(queueRow`
