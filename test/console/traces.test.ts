@@ -69,6 +69,58 @@ describe('traces in the console', function () {
     assert.deepEqual(problems, [])
   })
 
+  it('shows what a model call sent, and the texts that a search gave it, to a user who may read the trace', async () => {
+    await create('/documents', {
+      project_id: suite.app.projectId,
+      path: '/birds/curlew.md',
+      content: 'Curlews nest in moors and marshes.',
+    })
+    const { id: agentId } = await agent({
+      name: 'Birds',
+      instructions: 'Answer like an ornithologist',
+      knowledge_config: { document_paths: ['/birds'] },
+      tool_bindings: [{ tool_id: toolId }],
+    })
+    const { id } = await turn(agentId, 'Where do curlews nest?')
+    const actions = [
+      'projects:GetProject',
+      'generations:*',
+      'traces:*',
+      'agents:*',
+      'documents:GetDocument',
+      'evaluations:*',
+    ]
+    await suite.app.user('reader', [allowing(suite.app.projectId, actions)])
+    const { page, problems } = await openConsole(suite.chromium, suite.app, at(`traces/${id}`), 'reader')
+    const tree = page.getByRole('tree', { name: 'Steps' })
+    await focusOn(tree.getByRole('treeitem').first())
+    await page.keyboard.press('ArrowDown')
+    await page.keyboard.press('Enter')
+    const retrieval = page.getByRole('dialog')
+    await retrieval
+      .getByRole('region', { name: 'Text that the model got' })
+      .getByText('Curlews nest in moors')
+      .waitFor()
+    await retrieval.getByRole('link', { name: 'Open document' }).waitFor()
+    await page.keyboard.press('Escape')
+    await retrieval.waitFor({ state: 'hidden' })
+    await focusOn(tree.getByRole('treeitem').filter({ hasText: '1. double-1' }))
+    await page.keyboard.press('Enter')
+    const panel = page.getByRole('dialog', { name: '1. double-1' })
+    await panel.getByRole('button', { name: 'Show the request' }).press('Enter')
+    await panel.getByRole('region', { name: 'System prompt' }).getByText('Answer like an ornithologist').waitFor()
+    await panel.getByRole('region', { name: 'Messages' }).getByText('Where do curlews nest?').waitFor()
+    await panel.getByRole('region', { name: 'Tools' }).getByText('orders').first().waitFor()
+    assert.deepEqual(await violations(page), [])
+    await page.keyboard.press('Escape')
+    await focusOn(tree.getByRole('treeitem').first())
+    await page.keyboard.press('Enter')
+    await page.getByRole('dialog').getByRole('link', { name: 'Open in playground' }).press('Enter')
+    await heading(page, 'Playground')
+    assert.equal(await page.getByRole('textbox', { name: 'Message' }).inputValue(), 'Where do curlews nest?')
+    assert.deepEqual(problems, [])
+  })
+
   it('follows a turn while it runs, and stops one', async () => {
     const gate = Promise.withResolvers<void>()
     target.answer = async (request, response) => {

@@ -105,6 +105,13 @@ describe('workers killed in turns with tools', function () {
         assert.equal(target.requests.length, idempotent ? repeated : once, `${idempotent}`)
         assert.equal(new Set(target.requests.map(({ headers }) => headers['idempotency-key'])).size <= 1, true)
         assert.equal((await modelCalls()) - before, asked)
+        for (const step of [1, 2]) {
+          const sent = await app.key.get(`/generations/${record.id}/steps/${step}/request`)
+          assert.deepEqual(
+            [sent.status, sent.body.tools?.[0].name, sent.body.messages?.length],
+            [200, 'act', 2 * step - 1],
+          )
+        }
         // Made once more or not at all, and not known whether it was: it counts once.
         assert.equal(await toolUses(record.id), 1)
         const [step] = await stepsOf(record.id)

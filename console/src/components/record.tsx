@@ -22,6 +22,12 @@ export function Section({ title, actions, children }: { title: string; actions?:
   )
 }
 
+/** A card with a value or children; nothing without either. */
+export function Part({ title, value, children }: { title: string; value?: unknown; children?: ReactNode }) {
+  if (value === null || (value === undefined && !children)) return null
+  return <Section title={title}>{children ?? <Value value={value} label={title} />}</Section>
+}
+
 /** Fields of a record; those without a value are left out. */
 export function Facts({ facts }: { facts: [label: string, value: ReactNode][] }) {
   const shown = facts.filter(([, value]) => value !== undefined && value !== null && value !== false && value !== '')

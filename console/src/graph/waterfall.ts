@@ -8,6 +8,8 @@ export type ToolCall = {
   args: unknown
   result?: unknown
   error?: { code: string; message: string; meta?: unknown } | null
+  started_at?: string
+  completed_at?: string
 }
 export type Step = Transcript['steps'][number]
 
@@ -17,8 +19,8 @@ export type Subject =
   | { kind: 'node'; run: LiveRun; attempt: Attempt }
   | { kind: 'turn'; turn: GenerationListed; transcript?: Transcript }
   | { kind: 'retrieval'; transcript: Transcript }
-  | { kind: 'step'; step: Step }
-  | { kind: 'model'; step: Step }
+  | { kind: 'step'; turnId: string; step: Step }
+  | { kind: 'model'; turnId: string; step: Step }
   | { kind: 'tool'; call: ToolCall }
 
 /** A row of the waterfall, with times in milliseconds. */
@@ -150,7 +152,7 @@ function rowsOfStep(
   closed: ReadonlySet<string>,
   nested: WaterfallRow[],
 ): WaterfallRow[] {
-  const { index, model, started_at, completed_at, usage } = step
+  const { index, model, started_at, answered_at, completed_at, usage } = step
   const calls = callsOf(step)
   const id = `${turnId} ${index}`
   const totals = usage as { input_tokens: number; output_tokens: number; cost_usd: number | null } | null
@@ -167,7 +169,7 @@ function rowsOfStep(
         ...times,
         isExact: true,
         ...figures,
-        subject: { kind: 'model', step },
+        subject: { kind: 'model', turnId, step },
       },
       ...nested,
     ]
@@ -181,19 +183,30 @@ function rowsOfStep(
     isExact: true,
     ...figures,
     isOpen,
-    subject: { kind: 'step', step },
+    subject: { kind: 'step', turnId, step },
   }
   if (!isOpen) return [row]
-  const inner = { level: level + 1, ...times, isExact: false }
+  /** The times of a call in the step, or of the step where the call has none. */
+  const within = (from: string | null | undefined, to: string | null | undefined) => ({
+    level: level + 1,
+    ...(from && to ? { from: time(from), to: time(to), isExact: true } : { ...times, isExact: false }),
+  })
   return [
     row,
-    { id: `${id} model`, name: modelName, status: 'completed', ...inner, ...figures, subject: { kind: 'model', step } },
+    {
+      id: `${id} model`,
+      name: modelName,
+      status: 'completed',
+      ...within(started_at, answered_at),
+      ...figures,
+      subject: { kind: 'model', turnId, step },
+    },
     ...calls.map(
       (call): WaterfallRow => ({
         id: `${id} ${call.id}`,
         name: call.tool_name,
         status: call.error ? 'failed' : 'completed',
-        ...inner,
+        ...within(call.started_at, call.completed_at),
         subject: { kind: 'tool', call },
       }),
     ),

@@ -22,13 +22,16 @@ export const expectedVersion = z
 /** Schema of an optional version number in a query. */
 export const versionQuery = integerQuery(1, MAX_INTEGER).optional()
 
-/** Parses a version number in a path. Raises VALIDATION_FAILED. */
-export function versionNumber(text: string): number {
+/** Parses a number in a path, from 1. @throws VALIDATION_FAILED */
+export function pathNumber(path: string, text: string): number {
   const number = Number(text)
   if (!/^\d{1,9}$/.test(text) || number < 1)
-    raiseInvalid({ code: 'INVALID_VALUE', path: 'version', message: 'must be a positive integer' })
+    raiseInvalid({ code: 'INVALID_VALUE', path, message: 'must be a positive integer' })
   return number
 }
+
+/** Parses a version number in a path. @throws VALIDATION_FAILED */
+export const versionNumber = (text: string): number => pathNumber('version', text)
 
 /** Raises RESOURCE_NOT_FOUND for a missing version. */
 export const noVersion = (id: string, version: number): never =>

@@ -160,6 +160,9 @@ export const JournalStepRow = z.object({
       tool_name: z.string(),
       result: z.unknown(),
       error: RecordedFailure.nullable(),
+      /** Times of the call, if it was made by the platform. */
+      started_at: z.string().optional(),
+      completed_at: z.string().optional(),
     }),
   ),
   usage: UsageTotals.nullable(),
@@ -169,6 +172,8 @@ export const JournalStepRow = z.object({
   notes: z.array(z.custom<VendorNote>()).nullish(),
   annotations: z.array(z.custom<Annotation>()).nullish(),
   started_at: z.string(),
+  /** When the model had answered. */
+  answered_at: z.string().nullish(),
   completed_at: z.string(),
 })
 export type JournalStepRow = z.output<typeof JournalStepRow>
@@ -180,7 +185,7 @@ export type OpenStep = Omit<JournalStepRow, 'tool_calls' | 'tool_results' | 'com
 }
 
 /** Result or failure of a tool call. */
-export type ToolCallOutcome = Pick<JournalStepRow['tool_results'][number], 'result' | 'error'>
+export type ToolCallOutcome = Omit<JournalStepRow['tool_results'][number], 'tool_call_id' | 'tool_name'>
 
 /** Search results given to a turn, and the failure of the search. */
 export const Knowledge = z.object({
@@ -188,6 +193,7 @@ export const Knowledge = z.object({
     z.object({
       type: z.enum(['document', 'memory']),
       id: z.string().describe('ID of the memory, or of the chunk of the document'),
+      document_id: z.string().optional().describe('ID of the document of the chunk'),
       score: z.number().nullable(),
     }),
   ),

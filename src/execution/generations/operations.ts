@@ -46,6 +46,7 @@ import {
 } from './streams/tickets.ts'
 import { readSteps } from './traces/file.ts'
 import { traceKind } from './traces/kind.ts'
+import { getStepRequest } from './traces/step-request.ts'
 import { findTrace, findTree } from './traces/store.ts'
 
 const TREE_LIMIT = 1000
@@ -75,7 +76,9 @@ const TranscriptStep = z.object({
     .describe('Service tier that the vendor names in its answer. Null if it names none.'),
   ai_provider_id: z.string().nullable(),
   tool_calls: z.array(z.record(z.string(), z.unknown())),
-  tool_results: z.array(z.record(z.string(), z.unknown())).describe('Results of the tool calls'),
+  tool_results: z
+    .array(z.record(z.string(), z.unknown()))
+    .describe('Results of the tool calls, with the times of those that the platform made'),
   usage: z.record(z.string(), z.unknown()).nullable(),
   notes: z
     .array(z.record(z.string(), z.unknown()))
@@ -89,6 +92,7 @@ const TranscriptStep = z.object({
     .describe('Calls that the vendor made itself, and their results. Null if there were none.'),
   annotations: Annotations.nullable().optional(),
   started_at: z.string(),
+  answered_at: z.string().nullable().optional().describe('When the model had answered. Null if not recorded.'),
   completed_at: z.string(),
 })
 
@@ -328,6 +332,7 @@ export const generationOperations: Operation[] = [
     }),
   }),
   getTranscript,
+  getStepRequest,
   generations.action('stream', {
     method: 'get',
     summary: 'Stream generation events',

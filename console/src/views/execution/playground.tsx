@@ -2,7 +2,7 @@ import { Button, Card, Group, Select, SimpleGrid, Stack, Text, Textarea, Visuall
 import type { Agent } from '@muster/client'
 import { createAgent, listAgents } from '@muster/client/operations'
 import { IconPlayerStop, IconRobot, IconSend } from '@tabler/icons-react'
-import { Link } from '@tanstack/react-router'
+import { Link, useLocation } from '@tanstack/react-router'
 import { useEffect, useRef, useState } from 'react'
 import { useAgents } from '#choices.ts'
 import { useFilters } from '#components/filters.ts'
@@ -100,7 +100,8 @@ function Exchange({ agentIds, labelOf }: { agentIds: string[]; labelOf: (id: str
   const first = useExchange(agentIds[0])
   const second = useExchange(agentIds[1])
   const exchanges = [first, second].slice(0, agentIds.length)
-  const [message, setMessage] = useState('')
+  const given = useLocation({ select: ({ state }) => state.prompt })
+  const [message, setMessage] = useState(given ?? '')
   const end = useRef<HTMLDivElement>(null)
   const input = useRef<HTMLTextAreaElement>(null)
   const isRunning = exchanges.some(each => each.isRunning)

@@ -25,23 +25,24 @@ import {
 } from '@tabler/icons-react'
 import { useQueries, useQuery } from '@tanstack/react-query'
 import { Link, useNavigate } from '@tanstack/react-router'
-import { type ReactNode, useState } from 'react'
+import { useState } from 'react'
 import { useIds } from '#address.ts'
 import { api, BUSY_MS, every } from '#api.ts'
 import { useAgents } from '#choices.ts'
 import { ActionButton, FormButton, Question } from '#components/actions.tsx'
+import { DatasetItemButton } from '#components/dataset-item.tsx'
 import { useFilters } from '#components/filters.ts'
 import { Page } from '#components/page.tsx'
-import { Facts, Section } from '#components/record.tsx'
+import { Facts, Part } from '#components/record.tsx'
 import { FailureAlert, Loaded, Loading } from '#components/states.tsx'
 import { Status, StatusIcon, statusColor, statusText } from '#components/status.tsx'
 import { CopyText, costText, durationText, visible, When } from '#components/text.tsx'
 import { Tree, TreeToggle } from '#components/tree.tsx'
-import { Value } from '#components/value.tsx'
 import { isEnded, type LiveRun } from '#graph/run-state.ts'
 import { isRunning, type Subject, turnsOf, type WaterfallRow, waterfallRows } from '#graph/waterfall.ts'
 import { usePermissions, useProjectId } from '#projects.ts'
 import * as strings from '#strings.ts'
+import { lastPrompt, PlaygroundLink, Retrieval, StepRequest } from './step-request.tsx'
 
 /** Turns whose steps are read. */
 const DETAILED = 50
@@ -447,11 +448,6 @@ function Details({ row }: { row: WaterfallRow }) {
   )
 }
 
-function Part({ title, value, children }: { title: string; value?: unknown; children?: ReactNode }) {
-  if (value === null || (value === undefined && !children)) return null
-  return <Section title={title}>{children ?? <Value value={value} label={title} />}</Section>
-}
-
 function ViewLink({ to, children }: { to: string; children: string }) {
   const projectId = useProjectId()
   return (
@@ -484,15 +480,8 @@ function SubjectView({ subject }: { subject: Subject }) {
     }
     case 'turn':
       return <TurnView {...subject} />
-    case 'retrieval': {
-      const { knowledge } = subject.transcript
-      return (
-        <>
-          <Part title={strings.runs.error} value={knowledge?.error} />
-          <Part title={texts.knowledge} value={knowledge?.results} />
-        </>
-      )
-    }
+    case 'retrieval':
+      return <Retrieval transcript={subject.transcript} />
     case 'step':
     case 'model': {
       const { text, finish_reason, model, ai_provider_id, usage, tool_calls, notes, vendor_calls } = subject.step
@@ -505,6 +494,7 @@ function SubjectView({ subject }: { subject: Subject }) {
               [texts.stop, finish_reason && visible(finish_reason)],
             ]}
           />
+          <StepRequest turnId={subject.turnId} step={subject.step.index + 1} />
           <Part title={strings.text} value={text} />
           {tool_calls.length > 0 && <Part title={strings.agents.tools} value={tool_calls} />}
           <Part title={texts.vendorCalls} value={vendor_calls} />
@@ -527,6 +517,7 @@ function SubjectView({ subject }: { subject: Subject }) {
 }
 
 function TurnView({ turn, transcript }: { turn: GenerationListed; transcript?: Transcript }) {
+  const prompt = lastPrompt(transcript)
   return (
     <>
       <Facts
@@ -540,6 +531,8 @@ function TurnView({ turn, transcript }: { turn: GenerationListed; transcript?: T
         <ViewLink to={`agents/${turn.agent_id}`}>{texts.openAgent}</ViewLink>
         {turn.session_id && <ViewLink to={`sessions/${turn.session_id}`}>{texts.openSession}</ViewLink>}
         {turn.orchestration_run_id && <ViewLink to={`runs/${turn.orchestration_run_id}`}>{texts.openRun}</ViewLink>}
+        {prompt !== null && <PlaygroundLink agentId={turn.agent_id} prompt={prompt} />}
+        {prompt !== null && <DatasetItemButton item={{ input: prompt, expected: transcript?.output?.content ?? '' }} />}
       </Group>
       <Part title={strings.runs.error} value={turn.error} />
       <Part title={strings.runs.output} value={transcript?.output?.object ?? transcript?.output?.content} />

@@ -39,6 +39,7 @@ export function openStepOf(
     ...(answer.annotations && { annotations: answer.annotations }),
     ...(answer.notes && { notes: answer.notes }),
     started_at: startedAt,
+    answered_at: systemClock.now().toISOString(),
   }
 }
 

@@ -76,11 +76,15 @@ export function readJournal(
   return { open: step && { step, started, outcomes }, settled }
 }
 
+/** Assignment that adds the request of a step (`SentRequests`) to a generation. */
+export const addedRequest = (text: string | null): Fragment =>
+  text === null ? sql.fragment`` : sql.fragment`, requests = array_append(requests, ${text})`
+
 const ownedRow = sql.type(z.object({ owned: z.int() }))
 
 /**
  * Writes entries of the step in progress, with frames. Returns false if the claim was lost.
- * @param first whether the entries include the model answer; routing and tool surface are then written too
+ * @param answered set if the entries include the model answer: routing, tool surface and its request are then written too
  * @param calls usage of ended calls
  */
 export async function writeJournal(
@@ -88,12 +92,12 @@ export async function writeJournal(
   generation: GenerationRow,
   rows: readonly JournalRow[],
   frames: Frame[],
-  first: boolean,
+  answered: { request: string | null } | null,
   calls: readonly PricedUsage[],
 ): Promise<boolean> {
   const guard = sql.fragment`exists (select 1 from owned)`
-  const firstColumns = first
-    ? sql.fragment`, routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)}`
+  const firstColumns = answered
+    ? sql.fragment`, routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)} ${addedRequest(answered.request)}`
     : sql.fragment``
   return (
     (await db.oneFirst(ownedRow`

@@ -11,6 +11,7 @@ import { mediaRules } from '#execution/agents/media.ts'
 import { callRoute, routingRecorder } from '#execution/model-routes/call.ts'
 import { callModel, ModelCallError } from '#execution/providers/call.ts'
 import type { ModelAnswer, ModelMessage, ModelRequest, PromptMessage } from '#execution/providers/model-messages.ts'
+import { sentRequest, withReference } from '../journal/sent-request.ts'
 import { CUT, settledStep } from '../journal/step.ts'
 import type { OpenStep, TurnData } from '../model.ts'
 import { attachFiles, readFiles } from '../request/message-files.ts'
@@ -341,7 +342,7 @@ async function requestOnce(
     system,
     messages: [
       ...summary,
-      ...withReference(attachFiles(fitting.history, files), reference),
+      ...withReference(attachFiles(fitting.history, files), reference.map(changing)),
       ...attachFiles(steps, files),
     ],
     ...modelSettings(agent, data.overrides),
@@ -362,6 +363,10 @@ async function requestOnce(
         }
       : {}),
   }
+  if (generation.content_mode === 'full' && generation.publisher_project_id === null) {
+    const parts = { opening: summary, reference, messages: data.messages ?? [], history: fitting.history }
+    turn.requests.record(step, sentRequest(request, parts))
+  }
   if (provider) {
     const model = data.model ?? agent.model ?? provider.default_model
     const retries = generation.model_attempts > 0 ? { retries: 0 } : {}
@@ -379,18 +384,9 @@ async function requestOnce(
   return { ...fitting, answer }
 }
 
-/**
- * Returns a history with what changes per turn before its last message of the user: what precedes is the same in later turns,
- * so that vendors find it in their caches.
- */
-function withReference(history: PromptMessage[], reference: PromptMessage[]): PromptMessage[] {
-  const last = history.findLastIndex(({ role }) => role === 'user')
-  const at = last < 0 ? history.length : last
-  const changing = reference.map(message =>
-    message.role === 'user' ? { ...message, changes: true as const } : message,
-  )
-  return [...history.slice(0, at), ...changing, ...history.slice(at)]
-}
+/** Marks a message that changes with each turn. */
+const changing = (message: PromptMessage): PromptMessage =>
+  message.role === 'user' ? { ...message, changes: true } : message
 
 /** Returns the part of a history that fits into the context of a step. */
 function fitHistory(

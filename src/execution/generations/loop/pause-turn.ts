@@ -41,6 +41,7 @@ export async function pauseTurn(
     updated_at: now,
   }
   const calls = await turn.priceCalls()
+  const sent = turn.requests.unwritten()
   const memory = await retryWhileUnavailable(
     () => loadTurnMemoryIfWritten(services.pool, generation, [...steps, step]),
     context,
@@ -53,7 +54,7 @@ export async function pauseTurn(
       event: 'requires_action',
       data: { ...(result ?? agentResult(paused, steps, step)), ...clientParts(turn) },
     }),
-    parts: frames => pauseParts(generation, after, entries, frames),
+    parts: frames => pauseParts(generation, after, entries, frames, sent?.text ?? null),
     addWrites(outbox) {
       emitPaused(outbox, after, memory)
       recordUsageInTx(services, outbox, calls.rated)

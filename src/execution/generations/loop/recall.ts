@@ -121,7 +121,9 @@ function requestOf(
 
 const referenceOf = (result: Result): Knowledge['results'][number] => ({
   type: result.source_type,
-  id: result.source_type === 'memory' ? result.memory_id : result.chunk_id,
+  ...(result.source_type === 'memory'
+    ? { id: result.memory_id }
+    : { id: result.chunk_id, document_id: result.document_id }),
   score: result.score ?? null,
 })
 

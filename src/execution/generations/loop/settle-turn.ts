@@ -158,6 +158,7 @@ async function settleTurn(
   )
   if (!lastStep && turn.startedStep) turn.addLostCalls(turn.startedStep)
   const calls = await turn.priceCalls()
+  const sent = turn.requests.unwritten(step === null)
   const now = systemClock.now().toISOString()
   const settled: GenerationRow = {
     ...generation,
@@ -200,7 +201,15 @@ async function settleTurn(
         ? { event: 'completed', data: { ...(result ?? agentResult(settled, steps)), ...clientParts(turn) } }
         : { event: 'error', data: end.error },
     isRecorded: isRecorded(turn, settled, steps),
-    parts: frames => settlementParts({ generation, after, step: stored, frames, journalled: turn.journalled }),
+    parts: frames =>
+      settlementParts({
+        generation,
+        after,
+        step: stored,
+        frames,
+        journalled: turn.journalled,
+        request: sent?.text,
+      }),
     addWrites(outbox) {
       emitHooks(outbox, after, memory)
       recordUsageInTx(services, outbox, [...used.rated, ...calls.rated])

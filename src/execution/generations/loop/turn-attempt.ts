@@ -11,6 +11,7 @@ import { logAttempt } from '#core/work/attempt.ts'
 import type { AgentRow } from '#execution/agents/model.ts'
 import type { LoadedRoute } from '#execution/model-routes/store.ts'
 import type { ModelAnswer, UnusedAnswer } from '#execution/providers/model-messages.ts'
+import { SentRequests } from '../journal/sent-request.ts'
 import { openStepOf, storedStep } from '../journal/step.ts'
 import { type Entry, type JournalState, journalRows, readJournal, writeJournal } from '../journal/store.ts'
 import { type GenerationRow, generationKind, type JournalStepRow, type OpenStep, type TurnData } from '../model.ts'
@@ -45,6 +46,7 @@ export class TurnAttempt {
   readonly context: TurnContext
   readonly loaded: LoadedTurn
   readonly agent: AgentRow
+  readonly requests = new SentRequests()
   #generation: GenerationRow
   #data: TurnData | null = null
   readonly #steps: JournalStepRow[]
@@ -307,11 +309,14 @@ export class TurnAttempt {
     const answer: Entry[] = first ? [{ n: step.n, position: 0, value: step }] : []
     const rows = journalRows(services, generation, [...answer, ...entries])
     const calls = await this.priceCalls()
+    const sent = first ? this.requests.unwritten() : null
     const after = { ...generation, journalled: generation.journalled + 1 }
-    const write = () => writeJournal(services.pool, generation, rows, frames, first, calls.rated)
+    const answered = first ? { request: sent?.text ?? null } : null
+    const write = () => writeJournal(services.pool, generation, rows, frames, answered, calls.rated)
     if (!(await this.writeFenced(write, after))) throw new TurnClaimLost()
     if (frames.length > 0) notifyFrames(services, generation.id)
     calls.written()
+    sent?.written()
     addUsageEffectsLater(services, calls.rated)
     this.#generation = after
     this.#isStepJournalled = true
@@ -346,6 +351,7 @@ export class TurnAttempt {
     const hidden = generation.content_mode === 'none'
     const sealed = hidden ? journalRows(services, generation, [{ n: step.n, position: 0, value: step }])[0] : null
     const calls = await this.priceCalls()
+    const sent = this.requests.unwritten()
     const after = {
       ...generation,
       step_count: generation.step_count + 1,
@@ -363,11 +369,13 @@ export class TurnAttempt {
         this.agent,
         this.#isStepJournalled || sealed ? { settled: sealed } : null,
         calls.rated,
+        sent?.text ?? null,
       )
     const journalled = await this.writeFenced(write, after)
     if (!journalled) throw new TurnClaimLost()
     if (frames.length > 0) notifyFrames(services, generation.id)
     calls.written()
+    sent?.written()
     addUsageEffectsLater(services, calls.rated)
     this.#journalled ||= hidden
     if (journalled !== true) this.#route = journalled.route

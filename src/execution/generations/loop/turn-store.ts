@@ -9,7 +9,7 @@ import { servedAgent } from '#execution/agents/served-version.ts'
 import { type LoadedRoute, loadedRoute, routeOf, routeOfRow } from '#execution/model-routes/store.ts'
 import { aiProviderKind, type ProviderRow } from '#execution/providers/model.ts'
 import type { ToolRow } from '#execution/tools/model.ts'
-import { JournalRow, journalClosed, journalInsert, journalTable } from '../journal/store.ts'
+import { addedRequest, JournalRow, journalClosed, journalInsert, journalTable } from '../journal/store.ts'
 import { type GenerationRow, generationKind, JournalStepRow } from '../model.ts'
 import { isExecutedByHolder, turnDataTable } from '../store.ts'
 import { type Frame, frameRows } from '../streams/frame-store.ts'
@@ -235,10 +235,10 @@ export function claimParts(claim: {
 const ownedRouteRow = sql.type(z.object({ owned: z.int(), route: loadedRoute }))
 
 const stepInsert = (generationId: string, step: JournalStepRow, guard: Fragment): Fragment => sql.fragment`
-  insert into generation_steps (generation_id, n, text, finish_reason, model, ai_provider_id, tool_calls, tool_results, usage, vendor_parts, notes, annotations, served_model, service_tier, started_at, completed_at)
+  insert into generation_steps (generation_id, n, text, finish_reason, model, ai_provider_id, tool_calls, tool_results, usage, vendor_parts, notes, annotations, served_model, service_tier, started_at, answered_at, completed_at)
   select ${generationId}, ${step.n}::int, ${step.text}, ${step.finish_reason}, ${step.model}, ${step.ai_provider_id}, ${jsonb(step.tool_calls)},
     ${jsonb(step.tool_results)}, ${jsonb(step.usage)}, ${jsonb(step.vendor_parts ?? null)}, ${jsonb(step.notes ?? null)}, ${jsonb(step.annotations ?? null)},
-    ${step.served_model ?? null}, ${step.service_tier ?? null}, ${step.started_at}::timestamptz, ${step.completed_at}::timestamptz
+    ${step.served_model ?? null}, ${step.service_tier ?? null}, ${step.started_at}::timestamptz, ${step.answered_at ?? null}::timestamptz, ${step.completed_at}::timestamptz
   where ${guard}`
 
 /**
@@ -253,12 +253,13 @@ export async function journalStep(
   consumer: Parameters<typeof routeOf>[0],
   openEntries: OpenEntries,
   calls: readonly PricedUsage[],
+  request: string | null,
 ): Promise<{ route: LoadedRoute | null } | false> {
   const guard = sql.fragment`exists (select 1 from owned)`
   const { owned, route } = await db.one(ownedRouteRow`
     with owned as (
         update generations set step_count = step_count + 1, journalled = journalled + 1, lost_attempts = 0, model_attempts = 0, last_activity_at = ${step.completed_at}, updated_at = ${step.completed_at},
-          routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)}
+          routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)} ${addedRequest(request)}
         where id = ${generation.id} and attempt = ${generation.attempt} and journalled = ${generation.journalled}
           and status = 'in_progress' returning id),
       counted as (update traces set step_count = step_count + 1, updated_at = ${step.completed_at} where id = ${generation.trace_id} and ${guard}),
@@ -289,13 +290,14 @@ export function pauseParts(
   after: GenerationRow,
   entries: readonly JournalRow[],
   frames: Frame[],
+  request: string | null,
 ): StatementWrite {
   const guard = sql.fragment`exists (select 1 from paused)`
   const ctes = [
     sql.fragment`paused as (
       update generations set status = 'requires_action', journalled = journalled + 1, lost_attempts = 0, model_attempts = 0,
         required_action = ${jsonb(after.required_action)}, usage = ${jsonb(after.usage)}, routing = ${jsonb(after.routing)},
-        tool_surface = ${jsonb(after.tool_surface)}, last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at}
+        tool_surface = ${jsonb(after.tool_surface)}, last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at} ${addedRequest(request)}
       where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' and abort is null returning id)`,
     ...(entries.length > 0 ? [sql.fragment`entries as (${journalInsert(generation, entries, guard)})`] : []),
     ...(frames.length > 0 ? [sql.fragment`last_frames as (${frameRows(generation.id, frames, guard)})`] : []),
@@ -329,10 +331,19 @@ export type Settlement = {
   frames: Frame[]
   /** Whether the journal may contain rows of the turn besides its settled steps. */
   journalled: boolean
+  /** Request of the last step (`SentRequests`) that is not written. */
+  request?: string | null
 }
 
 /** Settles a turn: the record, its trace, the last step, the turn data and the last frames. Fenced by the attempt. */
-export function settlementParts({ generation, after, step, frames, journalled }: Settlement): StatementWrite {
+export function settlementParts({
+  generation,
+  after,
+  step,
+  frames,
+  journalled,
+  request = null,
+}: Settlement): StatementWrite {
   const guard = sql.fragment`exists (select 1 from settled)`
   const ctes = [
     sql.fragment`settled as (
@@ -341,7 +352,7 @@ export function settlementParts({ generation, after, step, frames, journalled }:
         required_action = null, step_count = ${after.step_count}, completed_at = ${after.completed_at},
         last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at}, metadata = ${generation.content_mode === 'none' ? jsonb(null) : sql.fragment`metadata`},
         content_redacted_at = ${after.content_redacted_at}, content_redacted_by_principal_type = ${after.content_redacted_by_principal_type},
-        content_redacted_by_principal_id = ${after.content_redacted_by_principal_id}
+        content_redacted_by_principal_id = ${after.content_redacted_by_principal_id} ${addedRequest(request)}
       where id = ${generation.id} and attempt = ${generation.attempt} and status in ('pending', 'in_progress', 'requires_action')
       returning id)`,
     sql.fragment`traced as (

@@ -66,7 +66,16 @@ export function stepMessages(step: JournalStepRow): ModelMessage[] {
   if (step.tool_results.length === 0) return [assistant]
   return [
     assistant,
-    { role: 'tool', content: step.tool_results.map(result => ({ type: 'tool_result' as const, ...result })) },
+    {
+      role: 'tool',
+      content: step.tool_results.map(({ tool_call_id, tool_name, result, error }) => ({
+        type: 'tool_result' as const,
+        tool_call_id,
+        tool_name,
+        result,
+        error,
+      })),
+    },
   ]
 }
 

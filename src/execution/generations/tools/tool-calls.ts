@@ -1,5 +1,6 @@
 import type { UsageDraft } from '#control/usage/meter.ts'
 import type { Origin } from '#core/api/call.ts'
+import { systemClock } from '#core/base/clock.ts'
 import { AppError } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
 import { storableValue } from '#core/base/storable-text.ts'
@@ -116,7 +117,7 @@ async function makeCalls(
     for (const call of starting)
       running.set(
         call.position,
-        makeCall(input, call).then(
+        timedCall(input, call).then(
           outcome => void outcomes.set(call.position, outcome),
           error => {
             fatal ??= error
@@ -148,6 +149,13 @@ function nestedTurnEvents(tool_call_id: string, { tool: { action, callable }, ar
   if (callable.type !== 'platform' || action !== RUN_AGENT) return []
   const { agent_id } = { ...args, ...callable.preset_parameters }
   return typeof agent_id === 'string' ? [{ event: NESTED_AGENT, data: { tool_call_id, agent_id } }] : []
+}
+
+/** Makes a call and returns its outcome with its times. */
+async function timedCall(input: ToolCallsInput, call: AllowedCall): Promise<ToolCallOutcome> {
+  const started_at = systemClock.now().toISOString()
+  const outcome = await makeCall(input, call)
+  return { ...outcome, started_at, completed_at: systemClock.now().toISOString() }
 }
 
 async function makeCall(input: ToolCallsInput, { position, tool, args }: AllowedCall): Promise<ToolCallOutcome> {

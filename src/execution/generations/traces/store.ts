@@ -8,6 +8,7 @@ import { type GenerationRow, JournalStepRow, Trace, type TraceRow } from '../mod
 export const wireStep = <Step extends JournalStepRow>(step: Step): Step => ({
   ...step,
   started_at: new Date(step.started_at).toISOString(),
+  answered_at: step.answered_at ? new Date(step.answered_at).toISOString() : null,
   completed_at: new Date(step.completed_at).toISOString(),
 })
 
@@ -35,6 +36,12 @@ export async function findStepsAndFile(db: Queryable, generation: Pick<Generatio
       (select ${traceFile} from traces tr where tr.id = ${generation.trace_id}) as file`)
   return { steps: found.steps.map(wireStep), file: found.file }
 }
+
+const sentRequestsRow = sql.type(z.object({ requests: z.array(z.string()).nullable() }))
+
+/** Returns the stored requests of a generation (`SentRequests`), oldest first; null for none. */
+export const findSentRequests = (db: Queryable, id: string): Promise<readonly string[] | null> =>
+  db.maybeOneFirst(sentRequestsRow`select requests from generations where id = ${id}`)
 
 /** A trace with its journalled steps and its file. */
 const TraceJournal = z.object({

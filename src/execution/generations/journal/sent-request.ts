@@ -1,0 +1,150 @@
+import { parseExactJson } from '#core/base/exact-json.ts'
+import type { ModelMessage, ModelRequest, PromptMessage } from '#execution/providers/model-messages.ts'
+import type { VendorTools } from '#execution/providers/options/vendor-tool-settings.ts'
+
+/** A request of a step as sent, without the messages that the record of its turn contains. */
+export type SentRequest = Pick<ModelRequest, 'system' | 'tools' | 'tool_choice'> & {
+  vendor_tools: VendorTools | null
+  output_schema: Record<string, unknown> | null
+  /** Settings of the agent or the request; unset ones are absent. */
+  settings: Record<string, unknown>
+  /** Options by provider type. */
+  provider_options: Record<string, unknown> | null
+  /** Messages before the history: the summary of older ones. */
+  opening: PromptMessage[]
+  /** Messages before the last message of the user: knowledge and additions of the client. */
+  reference: PromptMessage[]
+  /** Messages of the turn's input that were left out, as ranges of positions without their ends. */
+  omitted: [from: number, to: number][]
+  /** Whether the tools are named only, because of their size. */
+  is_shortened: boolean
+}
+
+/** The parts of a sent request that differ from the request before. */
+type StoredRequest = Partial<SentRequest> & { step: number }
+
+/** Longest stored request with its tools, in characters. */
+const MAX_CHARS = 256 * 1024
+
+const SETTINGS = [
+  'temperature',
+  'top_p',
+  'seed',
+  'stop',
+  'max_output_tokens',
+  'prompt_caching',
+  'prompt_cache_ttl',
+  'store',
+] as const
+
+const isSet = (value: unknown): boolean => value !== null && value !== undefined
+
+/** Returns the stored form of a request. `messages`: its input, of which it has `history`. */
+export function sentRequest(
+  request: ModelRequest,
+  parts: Pick<SentRequest, 'opening' | 'reference'> & {
+    messages: readonly ModelMessage[]
+    history: readonly ModelMessage[]
+  },
+): SentRequest {
+  const settings = SETTINGS.map(name => [name, request[name]] as const)
+  return {
+    system: request.system,
+    tools: request.tools,
+    tool_choice: request.tool_choice,
+    output_schema: request.output_schema as SentRequest['output_schema'],
+    vendor_tools: request.vendor_tools ?? null,
+    settings: Object.fromEntries(
+      [...settings, ...Object.entries(request.vendor_settings ?? {})].filter(([, value]) => isSet(value)),
+    ),
+    provider_options: request.provider_options ?? null,
+    opening: parts.opening,
+    reference: parts.reference,
+    omitted: omittedRanges(parts.messages, parts.history),
+    is_shortened: false,
+  }
+}
+
+function omittedRanges(messages: readonly ModelMessage[], history: readonly ModelMessage[]): SentRequest['omitted'] {
+  const sent = new Set(history)
+  const ranges: SentRequest['omitted'] = []
+  for (const [position, message] of messages.entries()) {
+    if (sent.has(message)) continue
+    const last = ranges.at(-1)
+    if (last?.[1] === position) last[1] = position + 1
+    else ranges.push([position, position + 1])
+  }
+  return ranges
+}
+
+/**
+ * Returns a history with what changes per turn before its last message of the user: what precedes is the same in later turns,
+ * so that vendors find it in their caches.
+ */
+export function withReference<Message extends { role: string }>(
+  history: readonly Message[],
+  reference: readonly Message[],
+): Message[] {
+  const last = history.findLastIndex(({ role }) => role === 'user')
+  const at = last < 0 ? history.length : last
+  return [...history.slice(0, at), ...reference, ...history.slice(at)]
+}
+
+/** Request of a step as a stored text, and the function that confirms its write. */
+type Unwritten = { text: string; written: () => void }
+
+type Texts = Partial<Record<keyof SentRequest, string>>
+
+/** The last request of an attempt, for the write of its step. */
+export class SentRequests {
+  #written: Texts = {}
+  #last: { step: number; request: SentRequest } | null = null
+
+  /** Records the request of a step, in place of an earlier one of the same step. */
+  record(step: number, request: SentRequest): void {
+    this.#last = { step, request }
+  }
+
+  /**
+   * Returns the recorded request if it must be written; null if it is written, or equals the one before.
+   * @param isUnanswered whether to write it in any case, because no step shows that it was sent
+   */
+  unwritten(isUnanswered = false): Unwritten | null {
+    if (!this.#last) return null
+    const { step, request } = this.#last
+    const texts = boundedTexts(request)
+    const changed = Object.entries(texts).filter(([name, text]) => this.#written[name as keyof SentRequest] !== text)
+    if (changed.length === 0 && !isUnanswered) return null
+    return {
+      text: `{"step":${step}${changed.map(([name, text]) => `,"${name}":${text}`).join('')}}`,
+      written: () => {
+        this.#written = texts
+        this.#last = null
+      },
+    }
+  }
+}
+
+const textsOf = (request: SentRequest): Texts =>
+  Object.fromEntries(Object.entries(request).map(([name, value]) => [name, JSON.stringify(value)]))
+
+/** Returns the texts of a request within the limit of its size: if it is longer, the tools have no descriptions and schemas. */
+function boundedTexts(request: SentRequest): Texts {
+  const texts = textsOf(request)
+  const chars = Object.values(texts).reduce((sum, text) => sum + text.length, 0)
+  if (chars <= MAX_CHARS) return texts
+  const tools = request.tools.map(({ name }) => ({ name, description: '', parameters: {} }))
+  return textsOf({ ...request, tools, is_shortened: true })
+}
+
+/**
+ * Returns the request of a step from the stored texts; null if none is stored.
+ * @param isSettled whether the step was settled, so that a request without an own text equals the one before
+ */
+export function requestOfStep(stored: readonly string[], step: number, isSettled: boolean): SentRequest | null {
+  const requests = stored.map(text => parseExactJson(text) as StoredRequest).filter(request => request.step <= step)
+  const last = requests.at(-1)
+  if (!last || (!isSettled && last.step < step)) return null
+  const { step: _, ...request } = Object.assign({}, ...requests) as StoredRequest
+  return request as SentRequest
+}
