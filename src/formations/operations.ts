@@ -226,7 +226,7 @@ const exportTemplate = operation({
   path: `${path}/export`,
   summary: 'Export resources as a template',
   description:
-    'IDs of exported resources become references; IDs of other resources and write-only values become parameters. Requires the read action of each resource. Without a selection, exports all resources of the project except API keys, conversations and sessions.',
+    'IDs of exported resources become references; IDs of other resources and write-only values become parameters. Requires the read action of each resource. Without a selection, exports the configuration of the project: no API keys, conversations and sessions, and content only with `include`.',
   tag,
   action: 'formations:ExportTemplate',
   creates: formationKind,

@@ -105,6 +105,8 @@ const WHOLE = {
   },
 }
 
+const CONTENT = { include: ['content'] }
+
 describe('exported templates', () => {
   const app = forSuite(() =>
     startApp({ workers: ['orchestration', 'ingestion'], env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }),
@@ -113,11 +115,17 @@ describe('exported templates', () => {
 
   const exported = ({ key }: TestProject, body: object = {}) => createdBy(key, '/formations/export', body, 200)
 
+  const agentOf = async ({ key }: TestProject): Promise<string> => {
+    const provider = { name: 'Double', provider: 'custom', base_url: 'https://127.0.0.1/v1', default_model: 'm' }
+    const { id: ai_provider_id } = await createdBy(key, '/ai-providers', provider)
+    return (await createdBy(key, '/agents', { name: 'Helper', ai_provider_id })).id
+  }
+
   const resourcesOf = ({ template }: any) => Object.keys(template.resources).sort()
 
   it('make the same project, which exports the same template', async () => {
     await active(project.key, WHOLE, { parameters: { Key: 'hush' } })
-    const first = await exported(project)
+    const first = await exported(project, CONTENT)
     assert.deepEqual([first.warnings, first.parameters], [[], {}])
     const { resources, parameters } = first.template
     assert.equal(Object.keys(resources).length, Object.keys(WHOLE.resources).length)
@@ -138,7 +146,7 @@ describe('exported templates', () => {
     assert.doesNotMatch(JSON.stringify(first), /hush|proj_/)
     const second = await app.project()
     await active(second.key, first.template, { parameters: { SecretTokenValue: 'hush' } })
-    assert.deepEqual(await exported(second), first)
+    assert.deepEqual(await exported(second, CONTENT), first)
   })
 
   it('take ids of unexported resources as parameters, with their values here', async () => {
@@ -208,6 +216,30 @@ describe('exported templates', () => {
     )
     // Keys and what conversations are made of are left out unless they are named.
     assert.deepEqual(resourcesOf(await exported(own, { types: ['api_key'] })).length, 1)
+  })
+
+  it('of a project have its content only on request, named by name, title or path', async () => {
+    const own = await app.project()
+    await createdBy(own.key, '/memory-stores', { name: 'Facts' })
+    const { id: memory_store_id } = await createdBy(own.key, '/memory-stores', { name: 'Notes' })
+    await createdBy(own.key, '/memory-entries', { memory_store_id, content: 'Curlews nest in moors' })
+    await createdBy(own.key, '/actors', { name: 'Ada', external_id: 'customer-17' })
+    await createdBy(own.key, '/documents', { content: 'Opening hours', path: '/shop/hours.md' })
+    await createdBy(own.key, '/sessions', { agent_id: await agentOf(own), name: 'Chat' })
+    const { id: dataset_id } = await createdBy(own.key, '/datasets', { name: 'Cases' })
+    await createdBy(own.key, `/datasets/${dataset_id}/items`, { input: [{ role: 'user', content: 'Hello' }] })
+    const configuration = ['AgentHelper', 'AiProviderDouble', 'DatasetCases', 'MemoryStoreFacts', 'MemoryStoreNotes']
+    const all = await exported(own)
+    assert.deepEqual(resourcesOf(all), configuration)
+    const content = ['ActorAda', 'DatasetItem', 'DocumentShopHoursMd', 'MemoryEntry']
+    const names = resourcesOf(await exported(own, CONTENT))
+    assert.deepEqual(
+      names.filter(name => !name.startsWith('Actor') || name === 'ActorAda'),
+      [...configuration, ...content].sort(),
+    )
+    assert.deepEqual(resourcesOf(await exported(own, { types: ['actor'] })).includes('ActorAda'), true)
+    const refused = await own.key.post('/formations/export', { include: ['keys'] })
+    assert.deepEqual([refused.status, refused.body.error.meta.problems[0].path], [400, 'include[0]'])
   })
 
   it('need the rights to read all that they hold', async () => {

@@ -15,6 +15,7 @@ export default module('documents', {
       without: ['append'],
       together: Object.keys(chunkFields),
       defaults: { chunk_strategy: 'whole' },
+      exportedWith: 'content',
       exported: ({ kind }) => kind === 'document',
       owns: ({ file_id }) => [file_id],
       find: findDocumentWithText,

@@ -18,6 +18,7 @@ export default module('files', {
   resourceTypes: [
     resourceType(fileKind, {
       update: 'updateFileMetadata',
+      exportedWith: 'content',
       defaults: { prefix: '/' },
       without: ['name', 'path', 'storage_type', 'storage_path'],
     }),

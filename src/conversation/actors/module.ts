@@ -15,7 +15,7 @@ export default module('actors', {
   tags: { Actors: 'End users and personas of conversations.' },
   errors: actorErrors,
   kinds: [actorKind],
-  resourceTypes: [resourceType(actorKind)],
+  resourceTypes: [resourceType(actorKind, { exportedWith: 'content' })],
   operations: [...actorOperations, ...tokenOperations],
   work: [purgeWork],
   sweeps: [

@@ -36,8 +36,9 @@ export default module('conversations', {
   errors: sessionErrors,
   kinds: [conversationKind, sessionKind],
   resourceTypes: [
-    resourceType(conversationKind),
+    resourceType(conversationKind, { exportedWith: 'named' }),
     resourceType(sessionKind, {
+      exportedWith: 'named',
       writeOnly: ['tool_context'],
       without: ['actor'],
       hides: ({ tool_context }) => (tool_context === null ? [] : ['tool_context']),

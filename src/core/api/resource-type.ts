@@ -64,6 +64,11 @@ export type ResourceType<Row extends KindRow = any> = {
   find?: (db: Queryable, id: string) => Promise<Row | null>
   /** Returns the record of a row; default the kind's record. */
   present?: (row: Row) => JsonObject
+  /**
+   * When an export without a selection includes the type: with `content` for what users and agents store, never for `named`;
+   * default always.
+   */
+  exportedWith?: 'content' | 'named'
   /** Whether an export includes a resource; default true. */
   exported?: (row: Row) => boolean
   /** Ids of resources that are created and deleted with this one; an export omits them. */

@@ -13,7 +13,7 @@ export default module('datasets', {
   tags: { Datasets: 'Datasets of items for evaluating agents.' },
   errors: datasetErrors,
   kinds: [datasetKind, datasetItemKind],
-  resourceTypes: [resourceType(datasetKind), resourceType(datasetItemKind)],
+  resourceTypes: [resourceType(datasetKind), resourceType(datasetItemKind, { exportedWith: 'content' })],
   operations: datasetOperations,
   extensions: [
     footprints.with(datasetFootprint),

@@ -127,10 +127,13 @@ function orderDrafts(drafts: ReadonlyMap<string, Draft>): { order: string[]; bro
   return { order: dependencyOrder(new Map(acyclic)).order, broken }
 }
 
+/** Properties that name a resource, the first one of those that it has. */
+const NAMING = ['name', 'title', 'path', 'filename', 'external_id', 'key', 'model', 'metric', 'resource_type']
+
 function logicalIdOf({ type, live }: SelectedResource): string {
-  const { name } = live.values
   const words = joinWords(...type.name.split('_'))
-  return typeof name === 'string' ? joinWords(words, name) : words
+  const name = NAMING.map(property => live.values[property]).find(value => typeof value === 'string')
+  return name === undefined ? words : joinWords(words, name as string)
 }
 
 /** Whether a template would read a part of a value as an expression. */

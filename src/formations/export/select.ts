@@ -15,12 +15,13 @@ import type { BuiltInType, Live } from '../types/model.ts'
 
 /** Selection of the resources of an export. */
 
-export type ExportSelection = { resources?: string[]; types?: string[]; formation_id?: string }
+export type ExportSelection = { resources?: string[]; types?: string[]; formation_id?: string; include?: 'content'[] }
 
 export type SelectedResource = { id: string; type: BuiltInType; live: Live }
 
-/** Types that an export includes only on request: credentials and usage records. */
-const NAMED_ONLY = ['api_key', 'conversation', 'session']
+/** Whether an export of a project includes a type. */
+const isIncluded = ({ declared: { exportedWith } }: BuiltInType, { include = [] }: ExportSelection): boolean =>
+  exportedWith === undefined || (exportedWith === 'content' && include.includes('content'))
 
 /**
  * Returns the resources of a selection, oldest first.
@@ -67,7 +68,7 @@ export async function selectResources(
     add({ id, type, live })
   }
   if (formation_id === undefined && resources === undefined) {
-    for (const type of onlyTypes ?? builtInTypes(services).filter(({ name }) => !NAMED_ONLY.includes(name)))
+    for (const type of onlyTypes ?? builtInTypes(services).filter(type => isIncluded(type, selection)))
       await addAll(pool, type, projectId, add)
     for (const { type, live } of [...selected.values()])
       for (const id of (live.row && type.declared.owns?.(live.row)) ?? []) if (id !== null) selected.delete(id)

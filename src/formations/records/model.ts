@@ -356,13 +356,20 @@ export const FormationExportInput = z
       .min(1)
       .max(500)
       .optional()
-      .describe('IDs of the resources to export. Defaults to all resources of the project.'),
+      .describe('IDs of the resources to export. Defaults to the configuration of the project.'),
     types: z
       .array(z.string().min(1).max(100))
       .min(1)
       .max(100)
       .optional()
-      .describe('Types to export. Defaults to all types.'),
+      .describe('Types to export. Defaults to all types of configuration.'),
+    include: z
+      .array(z.literal('content'))
+      .max(1)
+      .optional()
+      .describe(
+        'Whether an export without a selection includes content: files, documents, end users, facts and items of datasets',
+      ),
     formation_id: z.string().optional().describe('ID of a formation whose resources to export'),
   })
   .meta({ id: 'FormationExportInput', example: { types: ['agent', 'ai_provider', 'tool'] } })

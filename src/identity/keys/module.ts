@@ -11,6 +11,7 @@ export default module('keys', {
       name: 'api_key',
       aliases: ['project_key'],
       required: ['name'],
+      exportedWith: 'named',
       attributes: { secret: { once: 'secret' } },
     }),
   ],

@@ -9,6 +9,7 @@ type EntryWithMemory = MemoryEntryRow & { memory: MemoryRow }
 /** Facts in formation templates. Entries are immutable, so a changed text creates another entry. */
 export const memoryEntryType = resourceType<EntryWithMemory>(memoryEntryKind as never, {
   update: null,
+  exportedWith: 'content',
   delete: 'deleteMemory',
   // Templates are declarative: their facts are not compared with similar ones.
   without: ['supersedes', 'duplicate_threshold', 'supersede_threshold'],
