@@ -435,8 +435,9 @@ describe('projects', () => {
         select c.table_name from information_schema.columns c join information_schema.tables t using (table_schema, table_name)
         where table_schema = 'public' and column_name = 'project_id' and table_type = 'BASE TABLE' order by 1`)
       const goes = new Set(reached.map(row => row.table_name))
-      // Audit entries outlive their project; usage to fold is deleted at the commit (`drop_row_counts`).
-      const stays = new Set(['audit_entries', 'unfolded_usage'])
+      // Audit entries outlive their project; usage to fold is deleted at the commit (`drop_row_counts`), usage of runs
+      // with the runs (`drop_run_usage`).
+      const stays = new Set(['audit_entries', 'unfolded_usage', 'folded_run_usage'])
       const left = named.map(row => row.table_name).filter(table => !goes.has(table) && !stays.has(table))
       assert.deepEqual(left, [])
       for (const kind of kinds.all().filter(item => !item.global && !stays.has(item.table)))

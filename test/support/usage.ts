@@ -56,6 +56,6 @@ export async function insertUsage(
 /** Deletes the usage of a project and its sums, so that quotas begin at zero. */
 export async function forgetUsage(app: Pick<TestApp, 'services'>, projectId: string): Promise<void> {
   await foldProject(app.services.pool, projectId)
-  for (const table of ['usage_events', 'folded_usage_sums'])
+  for (const table of ['usage_events', 'folded_usage_sums', 'folded_run_usage'])
     await app.services.pool.query(sql.unsafe`delete from ${sql.identifier([table])} where project_id = ${projectId}`)
 }

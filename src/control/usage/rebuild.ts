@@ -26,8 +26,8 @@ type Span = { project_id: string; from: Date; to: Date }
 const RETAINED_SINCE = sql.fragment`now() - interval '39 days'`
 
 /**
- * Whether the sums of a span match its events, in one snapshot: usage_sums by hour, project, agent and actor, and
- * usage_rollups by hour and report dimensions.
+ * Whether the sums of a span match its events, in one snapshot: usage_sums by hour, project, agent and actor,
+ * usage_rollups by hour and report dimensions, and the usage of runs with events in the span.
  */
 export const sumsMatchEvents = async (db: Queryable, { project_id, from, to }: Span): Promise<boolean> =>
   !(await db.exists(sql.type(z.object({ wrong: z.int() }))`
@@ -62,11 +62,24 @@ export const sumsMatchEvents = async (db: Queryable, { project_id, from, to }: S
     wrong as (
       (table sums except table should) union all (table should except table sums)),
     wrongly as (
-      (table rolled except table should_roll) union all (table should_roll except table rolled))
-    select 1 as wrong from wrong union all select 1 from wrongly limit 1`))
+      (table rolled except table should_roll) union all (table should_roll except table rolled)),
+    wrong_runs as (
+      select from (select distinct orchestration_run_id as id from events) r join folded_run_usage f on f.run_id = r.id
+        cross join lateral (
+          select sum(q.events) as events, sum(q.tokens) as tokens, sum(q.cost_usd) as cost_usd, sum(q.metered) as metered, sum(q.priced) as priced,
+            sum(q.tool_calls) as tool_calls, sum(q.input_tokens) as input_tokens, sum(q.cached_tokens) as cached_tokens,
+            sum(q.cache_write_tokens) as cache_write_tokens, sum(q.output_tokens) as output_tokens, sum(q.reasoning_tokens) as reasoning_tokens
+          from usage_events e cross join lateral usage_figures(e) q
+          where e.orchestration_run_id = f.run_id and not exists (
+            select from unfolded_usage u where u.project_id = f.project_id and u.run_id = f.run_id and u.event_id = e.id)) s
+      where (f.events, f.tokens, f.cost_usd, f.metered, f.priced, f.tool_calls, f.input_tokens, f.cached_tokens, f.cache_write_tokens,
+          f.output_tokens, f.reasoning_tokens)
+        is distinct from (s.events, s.tokens, s.cost_usd, s.metered, s.priced, s.tool_calls, s.input_tokens, s.cached_tokens, s.cache_write_tokens,
+          s.output_tokens, s.reasoning_tokens))
+    select 1 as wrong from wrong union all select 1 from wrongly union all select 1 from wrong_runs limit 1`))
 
 /**
- * Rebuilds the sums of a span. Usage that is not folded is folded before; a caller folds most of it before the transaction. The
+ * Rebuilds the sums of a span, and deletes the usage of its runs, which is made again from their events. Usage that is not folded is folded before; a caller folds most of it before the transaction. The
  * table lock blocks writers of all projects; otherwise an event could be counted twice or not at all.
  * @throws Error if the project is being deleted
  */
@@ -78,6 +91,10 @@ export async function rebuildSums(tx: Queryable, { project_id, from, to }: Span)
   for (const table of ['folded_usage_sums', 'folded_usage_rollups'])
     await tx.query(voidStatement`
       delete from ${sql.identifier([table])} where project_id = ${project_id} and hour >= ${start}::timestamptz and hour < ${end}::timestamptz`)
+  await tx.query(voidStatement`
+    delete from folded_run_usage where run_id in (
+      select orchestration_run_id from usage_events
+      where project_id = ${project_id} and created_at >= ${start}::timestamptz and created_at < ${end}::timestamptz)`)
   await tx.query(sql.type(z.object({ added: z.unknown() }))`
     select add_usage(array_agg(e)) as added from usage_events e
     where e.project_id = ${project_id} and e.created_at >= ${start}::timestamptz and e.created_at < ${end}::timestamptz`)

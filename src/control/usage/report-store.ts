@@ -3,7 +3,6 @@ import { timeRangeCondition } from '#core/api/lists.ts'
 import { extensionPoint } from '#core/base/declarations.ts'
 import { allOf, type Fragment, type Queryable, sql } from '#core/db/sql.ts'
 import { type UsageRow, usageKind } from './model.ts'
-import { TOKEN_PART_NAMES, TOKEN_PARTS } from './usage-draft.ts'
 
 const HOUR_MS = 3_600_000
 
@@ -365,24 +364,13 @@ export const RunTotals = z.object({
 const runTotalsRow = sql.type(RunTotals)
 export type RunTotals = z.output<typeof RunTotals>
 
-/** Returns the sum of a component and its parts over the components `c` of an event. */
-const quantityOf = (component: string) => {
-  const names = [component, ...TOKEN_PART_NAMES.filter(part => TOKEN_PARTS[part] === component)]
-  return sql.fragment`coalesce(sum(c.quantity) filter (where c.component = any(${sql.array(names, 'text')})), 0)`
-}
-
-const runSums = sql.fragment`sum(t.event_count)::int8 as events, sum(t.cost_usd) as cost_usd, sum(q.uncached) as uncached,
-      sum(q.cached) as cached, sum(q.written) as written, sum(q.output) as output, sum(q.reasoning) as reasoning`
-
-const quantitiesOfEvent = sql.fragment`lateral (
-      select ${quantityOf('input_tokens')} as uncached, ${quantityOf('cached_tokens')} as cached,
-        ${quantityOf('cache_write_tokens')} as written, ${quantityOf('output_tokens')} as output,
-        ${quantityOf('reasoning_tokens')} as reasoning
-      from jsonb_to_recordset(t.components) as c (component text, quantity numeric)) q`
+const runSums = sql.fragment`sum(u.events)::int8 as events, sum(u.cost_usd) as cost_usd, sum(u.input_tokens) as uncached,
+      sum(u.cached_tokens) as cached, sum(u.cache_write_tokens) as written, sum(u.output_tokens) as output,
+      sum(u.reasoning_tokens) as reasoning`
 
 /**
- * Returns the totals of runs, with the totals of `runId` as a separate row `own` (index usage_events_run, whatever the planner
- * expects of the number of runs).
+ * Returns the totals of runs, with the totals of `runId` as a separate row `own` (function run_usage: a row for each run,
+ * and its events that are not folded).
  * @param runs query of the IDs of the runs, each once
  */
 export const totalsOfRuns = (db: Queryable, runId: string, runs: Fragment): Promise<readonly RunTotals[]> =>
@@ -390,20 +378,15 @@ export const totalsOfRuns = (db: Queryable, runId: string, runs: Fragment): Prom
 
 /** Returns the query of `totalsOfRuns`. */
 export const runTotals = (runId: string, runs: Fragment): Fragment => sql.fragment`
-    select t.orchestration_run_id = ${runId} as own, ${runSums}
-    from (${runs}) run (id) cross join lateral (
-      select t.* from usage_events t where t.orchestration_run_id = run.id offset 0) t cross join ${quantitiesOfEvent}
-    group by 1`
+    select run.id = ${runId} as own, ${runSums} from (${runs}) run (id) cross join lateral run_usage(run.id) u group by 1`
 
 const treeTotalsRow = sql.type(RunTotals.extend({ root: z.string() }))
 
 /**
- * Returns the totals of trees of runs, with the totals of their roots as separate rows `own` (index usage_events_run).
+ * Returns the totals of trees of runs, with the totals of their roots as separate rows `own` (function run_usage).
  * @param trees query of the pairs of `root` and `id` of a run
  */
 export const totalsOfTrees = (db: Queryable, trees: Fragment): Promise<readonly (RunTotals & { root: string })[]> =>
   db.any(treeTotalsRow`
-    select tree.root, t.orchestration_run_id = tree.root as own, ${runSums}
-    from (${trees}) tree cross join lateral (
-      select t.* from usage_events t where t.orchestration_run_id = tree.id offset 0) t cross join ${quantitiesOfEvent}
-    group by 1, 2`)
+    select tree.root, tree.id = tree.root as own, ${runSums}
+    from (${trees}) tree cross join lateral run_usage(tree.id) u group by 1, 2`)

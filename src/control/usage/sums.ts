@@ -110,18 +110,17 @@ const runUsageRow = sql.type(
   SumsRow.pick({ tokens: true, cost_usd: true, metered: true, priced: true }).extend({ tool_calls: z.int() }),
 )
 
-/** Returns the usage of a run, without runs that it started (index usage_events_run). */
+/** Returns the usage of a run, without runs that it started (function run_usage). */
 export const usedByRun = (
   db: Queryable,
   projectId: string,
   runId: string,
 ): Promise<Pick<SumsRow, 'tokens' | 'cost_usd' | 'metered' | 'priced'> & { tool_calls: number }> =>
   db.one(runUsageRow`
-    select coalesce(sum(e.tokens), 0)::int8 as tokens, coalesce(sum(e.cost_usd), 0) as cost_usd,
-      coalesce(sum(e.event_count) filter (where ${isModelUse}), 0)::int8 as metered,
-      coalesce(sum(e.event_count) filter (where ${isModelUse} and e.cost_usd is not null), 0)::int8 as priced,
-      coalesce(sum(e.event_count) filter (where e.meter_type = 'tool_execution'), 0)::int8 as tool_calls
-    from usage_events e where e.orchestration_run_id = ${runId} and e.project_id = ${projectId}`)
+    select coalesce(sum(u.tokens), 0)::int8 as tokens, coalesce(sum(u.cost_usd), 0) as cost_usd,
+      coalesce(sum(u.metered), 0)::int8 as metered, coalesce(sum(u.priced), 0)::int8 as priced,
+      coalesce(sum(u.tool_calls), 0)::int8 as tool_calls
+    from run_usage(${runId}) u where u.project_id = ${projectId}`)
 
 const UnpricedRow = z.object({ provider: z.string(), model: z.string(), component: z.string() })
 export type UnpricedRow = z.output<typeof UnpricedRow>
