@@ -5,6 +5,7 @@ import { copyTree } from '../automation/support/copies.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
+import { amount } from './fast.ts'
 import { start } from './http.ts'
 import { percentile, processorTime, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
@@ -13,8 +14,8 @@ import type { Row } from './rows.ts'
  * The cancellation of a large tree of runs, and how long a run of another project takes meanwhile. The floor is what the
  * database takes for the least that a cancellation writes, page by page.
  */
-const DESCENDANTS = 20_000
-const FLOOR_DESCENDANTS = 4000
+const DESCENDANTS = amount(20_000, 4000)
+const FLOOR_DESCENDANTS = amount(4000, 1000)
 const PAGE = 500
 const PROBES = 10
 const PAUSE_MS = 100
@@ -82,7 +83,7 @@ export async function run(): Promise<Row[]> {
         pool.maybeOneFirst(sql.unsafe`
           select parent_id from orchestration_runs where root_id = ${id} and status = 'awaiting_input' and run_depth = 2`),
       )
-      await sleep(2_000)
+      await sleep(amount(2000, 500))
       await pool.query(analyze)
       await copyTree(pool, parent as string, copies / 2)
       await pool.query(analyze)

@@ -1,7 +1,7 @@
-import type { ChildProcess } from 'node:child_process'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
 import { startCountingProxy } from './counting-proxy.ts'
+import { amount } from './fast.ts'
 import { percentile, postmaster, processorTime, rounded, walBytes } from './measure.ts'
 import type { Row } from './rows.ts'
 import { start } from './start.ts'
@@ -9,12 +9,12 @@ import { CALLERS } from './turn-load.ts'
 
 /** The cost of one operation, compared with the same work by other programs in the same run. */
 
-const WARM_UP_MS = 4000
-const MEASURED_MS = 4000
+const WARM_UP_MS = amount(4000, 1000)
+const MEASURED_MS = amount(4000, 1000)
 /** Until work after the last response has ended. */
-const SETTLED_MS = 2000
-/** Sessions report the rows that they wrote when they are idle for ten seconds. */
-const REPORTED_MS = 11_000
+const SETTLED_MS = amount(2000, 500)
+/** Sessions report the rows that they wrote when they are idle for ten seconds, or sooner when a later transaction ends. */
+const REPORTED_MS = amount(11_000, 1500)
 
 /** A program that does an operation for callers that wait. */
 export type Program = {
@@ -50,15 +50,16 @@ export const floorProgram = (env: Record<string, string>, call: Program['call'])
 })
 
 async function launch({ processes, env }: Program, databaseUrl = env.DATABASE_URL) {
-  const started: Record<string, ChildProcess> = {}
-  const urls: string[] = []
-  for (const [name, { script, args }] of Object.entries(processes)) {
-    const { url, child } = await start(script, { ...env, LOG_LEVEL: 'info', DATABASE_URL: databaseUrl }, args)
-    child.stdout?.resume()
-    started[name] = child
-    urls.push(url)
-  }
-  return { url: urls[0], started, stop: () => Object.values(started).map(child => child.kill('SIGKILL')) }
+  const settings = { ...env, LOG_LEVEL: 'info', DATABASE_URL: databaseUrl }
+  const entries = await Promise.all(
+    Object.entries(processes).map(async ([name, { script, args }]) => {
+      const { url, child } = await start(script, settings, args)
+      child.stdout?.resume()
+      return { name, url, child }
+    }),
+  )
+  const started = Object.fromEntries(entries.map(({ name, child }) => [name, child]))
+  return { url: entries[0].url, started, stop: () => entries.map(({ child }) => child.kill('SIGKILL')) }
 }
 
 /** Milliseconds of each operation of some callers, who begin none after `ms`. */

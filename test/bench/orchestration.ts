@@ -11,6 +11,7 @@ import { testEnvironment } from '../support/environment.ts'
 import { createDatabase } from '../support/postgres.ts'
 import { resident } from '../support/processes.ts'
 import { costRows, dbosProgram, floorProgram, postTo } from './costs.ts'
+import { amount } from './fast.ts'
 import { countStatements, start } from './http.ts'
 import { percentile, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
@@ -20,14 +21,19 @@ import { CALLERS } from './turn-load.ts'
  * Runs of orchestrations, web and worker in two processes with a tool and a model that answer immediately, next to turns, direct
  * calls of the tool and the same steps as a workflow of DBOS. Usage: node test/bench/run.ts orchestration
  */
-const WARM_UP = 60
-const RUNS = 200
+const WARM_UP = amount(60, 10)
+const RUNS = amount(200, 40)
 /** Nodes of a chain. */
 const CHAIN = 10
 /** Runs that wait for a worker which then does nothing else. */
-const QUEUED = 600
-const ITEMS = 1000
-const SECONDS = 8
+const QUEUED = amount(600, 96)
+const ITEMS = amount(1000, 200)
+const SECONDS = amount(8, 2)
+/** Workflows of DBOS with a queue, each of which waits for a poll. */
+const POLLED = amount(7, 3)
+/** Waited runs whose statements are counted. */
+const COUNTED = amount(9, 3)
+const HOOK_ROUNDS = amount(3, 1)
 
 const MIB = 2 ** 20
 
@@ -111,15 +117,15 @@ export async function run(): Promise<Row[]> {
   }
   const steps = { DATABASE_URL: await createDatabase(), TOOL_URL: env.TOOL_URL }
   rows.push(...(await costsOfRun(app, env, steps)))
-  const processes = {
-    web: await start('src/web.ts', env),
-    worker: await start('jobs/worker.ts', env, ['orchestration', 'generation']),
-    dbos: await start('test/bench/dbos.ts', steps),
-    dbosWorker: await start('test/bench/dbos.ts', steps, ['worker']),
-    floor: await start('test/bench/floor.ts', env),
-  }
-  const { web, worker, dbos } = processes
-  for (const { child } of Object.values(processes)) child.stdout?.resume()
+  const [web, worker, dbos, dbosWorker, floor] = await Promise.all([
+    start('src/web.ts', env),
+    start('jobs/worker.ts', env, ['orchestration', 'generation']),
+    start('test/bench/dbos.ts', steps),
+    start('test/bench/dbos.ts', steps, ['worker']),
+    start('test/bench/floor.ts', env),
+  ])
+  const processes = [web, worker, dbos, dbosWorker, floor]
+  for (const { child } of processes) child.stdout?.resume()
   const token = app.key.token
   const orchestration = (body: object) => made(app.key, '/orchestrations', { name: 'bench', ...body })
   const waited = (orchestration_id: string, input: object = { n: 1 }): Request => ({
@@ -168,7 +174,7 @@ export async function run(): Promise<Row[]> {
       target: '<= 1',
       note: `${step(tenOurs)} against ${step(tenTheirs)}`,
     })
-    const queued = await median({ url: `${dbos.url}/queued` }, 7)
+    const queued = await median({ url: `${dbos.url}/queued` }, POLLED)
     rows.push({
       what: `${CHAIN} tool nodes, one caller, p50, of DBOS with a queue and a worker`,
       value: rounded(tenOurs / queued, 3),
@@ -189,9 +195,9 @@ export async function run(): Promise<Row[]> {
     )
     rows.push(...(await fanOut(app.key, orchestration, waited, worker.child.pid as number)))
     worker.child.kill('SIGSTOP')
-    rows.push(await hooks(app.key, { web, floor: processes.floor, graph: inline }))
+    rows.push(await hooks(app.key, { web, floor, graph: inline }))
   } finally {
-    for (const { child } of Object.values(processes)) child.kill('SIGKILL')
+    for (const { child } of processes) child.kill('SIGKILL')
     await db.end()
     await double.close()
     await app.close()
@@ -261,7 +267,7 @@ async function hooks(
   const bare = `${floor.url}/firings?project_id=${project_id}&trigger_id=${id}`
   const ours: number[] = []
   const theirs: number[] = []
-  for (let round = 0; round < 3; round++) {
+  for (let round = 0; round < HOOK_ROUNDS; round++) {
     theirs.push(await accepted(bare))
     ours.push(await accepted(`${web.url}/api/v1/hooks/triggers/${id}`))
   }
@@ -370,7 +376,7 @@ async function statements(): Promise<Row[]> {
     const body = { orchestration_id, input: { n: 1 }, wait: true }
     await alone({ ...request, body }, 5)
     const counts: number[] = []
-    for (let n = 0; n < 9; n++) {
+    for (let n = 0; n < COUNTED; n++) {
       await sleep(137)
       const counter = countStatements()
       await alone({ ...request, body }, 1)

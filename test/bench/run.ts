@@ -14,7 +14,7 @@ const missed = ({ value, target }: Row): boolean => {
 
 /**
  * `npm run bench [names] [-- --fast]`: every benchmark, or the named ones. Commits wait for the disk, as commits of a
- * deployment do; with `--fast` they do not. All numbers of a run come from one machine at one time; ratios are against a
+ * deployment do; with `--fast` they do not, and amounts are smaller (fast.ts). All numbers of a run come from one machine at one time; ratios are against a
  * floor measured next to them.
  */
 const all = {

@@ -17,6 +17,7 @@ import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { resident } from '../support/processes.ts'
+import { amount } from './fast.ts'
 import { start } from './http.ts'
 import { percentile, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
@@ -25,10 +26,12 @@ import type { Row } from './rows.ts'
  * Runs that wait: the cost of waiting for people and timers, and how long another project waits next to runs that wait
  * for a worker or for capacity.
  */
-const PARKED = 10_000
-const QUEUED = 5_000
+const PARKED = amount(10_000, 1000)
+const QUEUED = amount(5_000, 500)
 const SWEEPS = 9
-const ASKED = 20
+const ASKED = amount(20, 8)
+/** Sweeps of the worker, one a second. */
+const WORKER_SWEEPS = amount(15, 4)
 const MIB = 2 ** 20
 
 type Key = AgentApp['key']
@@ -71,7 +74,7 @@ async function parked(): Promise<Row[]> {
       const { id: orchestration_id } = await made(app.key, '/orchestrations', { name, nodes: [node], edges: [] })
       const { id } = await made(app.key, '/orchestration-runs', { orchestration_id })
       await once(app.key, id, name === 'human' ? 'awaiting_input' : 'sleeping')
-      if (name === 'human') await sleep(5_000)
+      if (name === 'human') await sleep(amount(5000, 1000))
       await copyRun(pool, id, PARKED / 2)
     }
     await pool.query(sql.unsafe`update orchestration_runs set updated_at = now() - interval '1 hour'`)
@@ -97,7 +100,7 @@ async function parked(): Promise<Row[]> {
         await sweep()
         times[name] = [...(times[name] ?? []), performance.now() - started]
       }
-    await sleep(15_000)
+    await sleep(WORKER_SWEEPS * 1000)
     const after = await resident(pid)
     const medians = Object.entries(times).map(([name, all]) => [name, percentile(all, 0.5)] as const)
     const what = `${PARKED} runs that wait for people and timers`
@@ -111,7 +114,7 @@ async function parked(): Promise<Row[]> {
         note: medians.map(([name, ms]) => `${name} ${rounded(ms)}`).join(', '),
       },
       {
-        what: `${what}: memory of the worker, after of before 15 sweeps`,
+        what: `${what}: memory of the worker, after of before ${WORKER_SWEEPS} sweeps`,
         value: rounded(after.now / before.now, 2),
         unit: 'x',
         target: '<= 1.2',
