@@ -81,9 +81,13 @@ export function recordActivityLater(services: Pick<Services, 'state' | 'log'>, e
   }
 }
 
-/** Writes an entry in the same transaction as the event that it mirrors. */
-export function recordActivityInTx(outbox: Pick<Outbox, 'alongside' | 'notify'>, entry: ActivityEntry): void {
-  const row = toRow(entry)
-  outbox.alongside(guard => activityInsert([row], guard))
-  outbox.notify(ACTIVITY_CHANNEL, entry.project_id)
+/** Writes entries in the same transaction as the events that they mirror. */
+export function recordActivityInTx(
+  outbox: Pick<Outbox, 'alongside' | 'notify'>,
+  ...entries: readonly ActivityEntry[]
+): void {
+  if (entries.length === 0) return
+  const rows = entries.map(toRow)
+  outbox.alongside(guard => activityInsert(rows, guard))
+  for (const project_id of new Set(rows.map(row => row.project_id))) outbox.notify(ACTIVITY_CHANNEL, project_id)
 }

@@ -31,7 +31,7 @@ export function recordUsageInTx(services: Services, outbox: Outbox, priced: read
 function addUsageEffects(services: Services, outbox: Outbox, priced: readonly PricedUsage[]): void {
   outbox.afterCommit(() => onUsageCommitted(services, priced))
   for (const project_id of projectsWithThresholds(priced)) outbox.send(thresholdQueue, { project_id })
-  for (const { invalid } of priced) for (const entry of invalid) recordActivityInTx(outbox, entry)
+  recordActivityInTx(outbox, ...priced.flatMap(({ invalid }) => invalid))
 }
 
 function onUsageCommitted(services: Services, priced: readonly PricedUsage[]): void {

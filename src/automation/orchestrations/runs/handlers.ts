@@ -22,8 +22,10 @@ import {
   claimedNode,
   claimNode,
   claimNodeSerialized,
+  countLeasesAlone,
   expireNodeLeases,
   findClaimState,
+  type NodeExecutionRow,
   releaseNodeClaim,
 } from './engine/node-execution-store.ts'
 import { sweepRuns } from './engine/sweep.ts'
@@ -117,15 +119,19 @@ export const runSchedules = [
   schedule('run.sweep all', config => ALL_EVERY * sweepSeconds(config), runSweep, { all: true }, hasLiveRuns),
 ]
 
-/** Advances a run; executes a node that became ready in this process if a slot is free. */
+/** Advances a run; executes nodes that became ready in this process if slots are free. */
 async function handleRunMessage({ run_id }: RunMessage, context: JobContext): Promise<void> {
   const { services, signal, stopping } = context
-  const slot: { acquired: AcquiredSlot | null } = { acquired: null }
+  const slots: AcquiredSlot[] = []
   const uncommitted: { result: AdvanceResult | null } = { result: null }
-  const mayExecuteHere = ({ projectLeases, run }: Advance): boolean => {
-    if (stopping.aborted || !hasAmpleCapacity(services, projectLeases)) return false
-    slot.acquired ??= context.tryAcquireSlot(nodeExecutionQueue, run.project_id)
-    return slot.acquired !== null
+  const executedHere = (advance: Advance, ready: number): number | Promise<number> => {
+    if (stopping.aborted || !hasAmpleCapacity(services, advance.projectLeases)) return 0
+    while (slots.length < ready) {
+      const slot = context.tryAcquireSlot(nodeExecutionQueue, advance.project_id)
+      if (!slot) break
+      slots.push(slot)
+    }
+    return slots.length > 1 ? claimableTogether(advance, slots.length) : slots.length
   }
   try {
     const after = await services.write(async tx => {
@@ -134,7 +140,7 @@ async function handleRunMessage({ run_id }: RunMessage, context: JobContext): Pr
           await injectFault(services, 'run_locked')
           return true
         },
-        claims: advance => (mayExecuteHere(advance) ? 1 : 0),
+        claims: executedHere,
       })
       uncommitted.result = advanced
       await injectFault(services, 'run_advanced', () => run_id)
@@ -142,21 +148,21 @@ async function handleRunMessage({ run_id }: RunMessage, context: JobContext): Pr
       return advanced
     })
     await injectFault(services, 'run_committed')
-    const [first] = after?.claimed ?? []
-    const { acquired } = slot
-    if (after && first && acquired)
-      await context
-        .releaseSlotWhile(() =>
-          withSlotHolder(acquired.holder, () =>
-            executeNodes(
-              services,
-              { execution: claimedNode(first, after.run), cached: after.cached },
-              signal,
-              stopping,
-            ),
-          ),
-        )
-        .catch(error => services.log.error({ err: error, run_id }, 'run attempts exhausted'))
+    const claimed = after?.claimed ?? []
+    for (const slot of slots.splice(claimed.length)) slot.release()
+    if (!after || claimed.length === 0) return
+    const execute = async (row: NodeExecutionRow) => {
+      const slot = slots.shift() as AcquiredSlot
+      try {
+        const first = { execution: claimedNode(row, after.run), cached: after.cached }
+        await withSlotHolder(slot.holder, () => executeNodes(services, first, signal, stopping))
+      } catch (error) {
+        services.log.error({ err: error, run_id }, 'run attempts exhausted')
+      } finally {
+        slot.release()
+      }
+    }
+    await context.releaseSlotWhile(() => Promise.all(claimed.map(execute)))
   } catch (error) {
     // The commit may have succeeded although its response was lost: the executions that it claimed are requeued.
     const { result } = uncommitted
@@ -164,8 +170,17 @@ async function handleRunMessage({ run_id }: RunMessage, context: JobContext): Pr
       for (const row of result.claimed) await requeueNodeExecution(services, claimedNode(row, result.run))
     throw error
   } finally {
-    slot.acquired?.release()
+    for (const slot of slots) slot.release()
   }
+}
+
+/** Returns how many of several ready node executions one transaction may claim. */
+async function claimableTogether({ tx, services, project_id }: Advance, ready: number): Promise<number> {
+  const limit = services.config.ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES
+  if (limit === 0) return ready
+  const leases = await countLeasesAlone(tx, project_id)
+  if (leases === null) return 1
+  return hasAmpleCapacity(services, leases) ? Math.min(ready, Math.max(1, limit - SERIALIZED_SLOTS - leases)) : 0
 }
 
 /** Executes a ready node, unless another worker has claimed it. */

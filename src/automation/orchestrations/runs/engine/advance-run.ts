@@ -15,7 +15,7 @@ import { Advance } from './advance.ts'
 import { collectOutcomes } from './collect-outcomes.ts'
 import { type DrivenRun, findDriver } from './driver.ts'
 import type { AdvanceResult, CachedRun, PastExecutions } from './node-execution.ts'
-import type { ClaimedNode, NodeExecutionRow } from './node-execution-store.ts'
+import { type ClaimedNode, type NodeExecutionRow, STATEMENT_TIMES } from './node-execution-store.ts'
 import { loadPinnedGraph } from './pinned-graph.ts'
 import { jsonBytes } from './run-state.ts'
 import { startNode } from './start-node.ts'
@@ -39,8 +39,8 @@ type Options = Partial<CachedStart> & {
    * unchanged.
    */
   report?: (advance: Advance) => boolean | Promise<boolean>
-  /** Number of ready node executions that the caller executes itself; they are claimed and get no message. */
-  claims?: (advance: Advance) => number
+  /** Number of the ready node executions that the caller executes itself; they are claimed and get no message. */
+  claims?: (advance: Advance, ready: number) => number | Promise<number>
 }
 
 /**
@@ -94,6 +94,8 @@ async function toolIdOf(services: Services, { run, claimed }: AdvanceResult): Pr
   return pinned?.graph.node(claimed[0].node_id)?.tool_id ?? null
 }
 
+const ESTIMATED_TIMES = ['now', ...STATEMENT_TIMES]
+
 /** Adds what the statement of an advance read, and replaces its estimated time by the time of the statement. */
 function withStatement(
   { now, tool }: { now: string; tool: ToolRow | null },
@@ -101,10 +103,11 @@ function withStatement(
 ): AdvanceResult | null {
   if (!after) return null
   const { run, claimed, cached, estimated } = after
-  const exact = <T extends object>(row: T): T =>
-    estimated === null
-      ? row
-      : (Object.fromEntries(Object.entries(row).map(([key, value]) => [key, value === estimated ? now : value])) as T)
+  const exact = <T extends Record<string, unknown>>(row: T): T => {
+    const copy: Record<string, unknown> = { ...row }
+    for (const column of ESTIMATED_TIMES) if (estimated !== null && copy[column] === estimated) copy[column] = now
+    return copy as T
+  }
   const open = claimed.map(exact)
   return {
     run: exact(run),
@@ -112,7 +115,10 @@ function withStatement(
     tool,
     cached: cached && {
       loaded: { ...exact(cached.loaded), open },
-      past: cached.past && { ...cached.past, rows: cached.past.rows.map(exact) },
+      past: cached.past && {
+        ...cached.past,
+        rows: cached.past.rows.map(row => (row.completed_at === estimated ? exact(row) : row)),
+      },
       readAt: performance.now(),
     },
     estimated: null,
@@ -158,7 +164,7 @@ async function advanceLoaded(
   else continues = await advance.proceed({ collectOutcomes, startNode })
   const ended = isRunTerminal(advance.run)
   const ready = ended ? [] : advance.forWorkers.filter(({ status }) => status === 'running')
-  const claims = ready.length > 0 ? (options.claims?.(advance) ?? 0) : 0
+  const claims = ready.length > 0 ? ((await options.claims?.(advance, ready.length)) ?? 0) : 0
   const leaseMs = services.config.ORCHESTRATION_NODE_LEASE_SECONDS * 1000
   for (const [index, row] of ready.entries()) {
     if (index < claims) {

@@ -1,5 +1,6 @@
 import type { Graph } from '#automation/orchestrations/definition/graph.ts'
 import type { Node } from '#automation/orchestrations/definition/model.ts'
+import { type ActivityEntry, recordActivityInTx } from '#control/activity/record.ts'
 import { recordUsageInTx, type UsageDraft } from '#control/usage/meter.ts'
 import { type PricedUsage, priceUsage } from '#control/usage/price-usage.ts'
 import type { RunTotals } from '#control/usage/report-store.ts'
@@ -71,6 +72,8 @@ export class Advance {
   readonly open = new Map<string, NodeExecutionRow>()
   /** Usage of the run that this advance writes. */
   readonly #used: UsageDraft[] = []
+  /** Entries of the activity of the project that this advance writes. */
+  readonly #activity: ActivityEntry[] = []
   /** Node executions for workers, in definition order. */
   readonly forWorkers: NodeExecutionRow[] = []
   /** Node executions that started nested runs in this advance; `children` does not include those runs. */
@@ -184,6 +187,11 @@ export class Advance {
   /** Adds usage, which is written with the run. */
   addUsage(...drafts: readonly UsageDraft[]): void {
     this.#used.push(...drafts)
+  }
+
+  /** Adds an entry of the activity of the project, which is written with the run. */
+  addActivity(entry: ActivityEntry): void {
+    this.#activity.push(entry)
   }
 
   /** Adds a node execution. */
@@ -560,6 +568,7 @@ export class Advance {
     const computed = changed.filter(row => row.compute_seconds > 0 && row.completed_at === this.nowText)
     const used = await priceUsage(this.services, [...this.#used, ...computed.map(row => computeOf(run, row))], tx)
     recordUsageInTx(this.services, tx, used)
+    recordActivityInTx(tx, ...this.#activity)
     // Nothing changed.
     if (!continues && changed.length + this.startedNested.size === 0 && !hasChanged(this.#before, run)) return
     run.revision += 1

@@ -1,21 +1,15 @@
-import { recordActivityInTx } from '#control/activity/record.ts'
 import { fileApproval } from '../nodes/approval.ts'
 import { type Advance, isFailure } from './advance.ts'
 import type { NodeWorkOutcome, SuccessfulToolCall } from './node-execution.ts'
 import type { ClaimedNode, NodeExecutionRow } from './node-execution-store.ts'
 import { storableArtifact } from './run-state.ts'
+import type { NodeEnd } from './settle-nodes.ts'
 
 /**
  * Ends the work of a worker on a node execution: completes or fails it, files its approval, or schedules its next poll.
- * @param started value of performance.now() when the work started
  * @returns false if the claim was lost
  */
-export async function endNode(
-  advance: Advance,
-  execution: ClaimedNode,
-  result: NodeWorkOutcome | { error: unknown },
-  started: number,
-): Promise<boolean> {
+export async function endNode(advance: Advance, { execution, outcome: result, started }: NodeEnd): Promise<boolean> {
   const row = findClaimedRow(advance, execution)
   if (!row) return false
   row.compute_seconds += (performance.now() - started) / 1000
@@ -63,12 +57,12 @@ async function applyOutcome(advance: Advance, row: NodeExecutionRow, outcome: No
   if (outcome.called) recordToolCall(advance, row, outcome.called)
 }
 
-const recordToolCall = ({ tx, run }: Advance, { node_id }: NodeExecutionRow, called: SuccessfulToolCall): void =>
-  recordActivityInTx(tx, {
-    project_id: run.project_id,
+const recordToolCall = (advance: Advance, { node_id }: NodeExecutionRow, called: SuccessfulToolCall): void =>
+  advance.addActivity({
+    project_id: advance.project_id,
     kind: 'action_executed',
     summary: `${called.tool_name} was called`,
     detail: { ...called, node_id },
-    orchestration_run_id: run.id,
+    orchestration_run_id: advance.run.id,
     ref_id: called.tool_id,
   })

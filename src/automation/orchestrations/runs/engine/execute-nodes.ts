@@ -1,6 +1,6 @@
 import type { WorkerType } from '#automation/orchestrations/definition/definition.ts'
 import { parseDuration } from '#automation/orchestrations/definition/duration.ts'
-import { recordUsage, type UsageDraft } from '#control/usage/meter.ts'
+import type { UsageDraft } from '#control/usage/meter.ts'
 import { timeIn } from '#core/base/clock.ts'
 import { AppError } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
@@ -11,19 +11,18 @@ import { withTriggerChain } from '#core/db/trigger-chain.ts'
 import { triggerChainOf } from '#core/iam/caller.ts'
 import { logAttempt } from '#core/work/attempt.ts'
 import { ClaimLostError } from '#core/work/handler.ts'
-import type { Tx } from '#core/writes/writer.ts'
 import type { ToolRow } from '#execution/tools/model.ts'
 import { runKnowledgeNode, runMemoryNode } from '../nodes/knowledge.ts'
 import { callNodeTool, pollNode } from '../nodes/tool.ts'
 import { nodeExecutionQueue } from '../queue.ts'
 import { idempotencyKeyOf } from '../reads/present-run.ts'
 import { isFailure, nodeFailure } from './advance.ts'
-import { advanceIfUnchanged, advanceRun, type CachedStart } from './advance-run.ts'
-import { endNode } from './end-node.ts'
+import { advanceIfUnchanged } from './advance-run.ts'
 import type { AdvanceResult, CachedRun, EndNodeInTx, NodeWork, NodeWorkOutcome } from './node-execution.ts'
 import { type ClaimedNode, claimedNode, renewLease, requeueNode } from './node-execution-store.ts'
 import { loadPinnedGraph } from './pinned-graph.ts'
 import { nodeFailed } from './run-state.ts'
+import { type NodeEnd, settleNode, settleNodes } from './settle-nodes.ts'
 
 type NodeExecutor = (work: NodeWork, endNodeInTx: EndNodeInTx) => Promise<NodeWorkOutcome | AdvanceResult | null>
 
@@ -32,12 +31,6 @@ const EXECUTORS: Record<WorkerType, NodeExecutor> = {
   poll: pollNode,
   knowledge: runKnowledgeNode,
   memory_write: runMemoryNode,
-}
-
-/** Whether the project is within its limit of concurrent node executions, including the caller's. */
-const hasCapacity = ({ config }: Services, leases: number): boolean => {
-  const limit = config.ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES
-  return limit === 0 || leases <= limit
 }
 
 /** Delay of a node execution that a database error interrupted. */
@@ -92,43 +85,32 @@ async function executeNode(
   }
   const log = (outcome: string, fields: object = {}) =>
     logAttempt(services.log, nodeExecutionQueue.name, started, { ...ids, ...fields, outcome })
-  const advanceWith = async (
-    tx: Tx,
-    outcome: NodeWorkOutcome | { error: unknown },
-    from: CachedStart | null = null,
-  ) => {
-    const advanced = await advanceRun(tx, services, execution.run_id, {
-      ...from,
-      report(advance) {
-        advance.addUsage(...used)
-        return endNode(advance, execution, outcome, started)
-      },
-      // The slot of the ending execution is free for its successor.
-      claims: advance => (mayContinue() && hasCapacity(services, advance.projectLeases) ? 1 : 0),
-    })
-    // Usage is recorded even if the claim was lost.
-    if (!advanced) await recordUsage(services, used, tx)
-    return advanced
-  }
-  // If the response of a commit is lost, the executions claimed by it are identified by these rows only.
   const following: ClaimedNode[] = []
-  const rememberClaims = (advanced: AdvanceResult | null): AdvanceResult | null => {
-    if (advanced) following.push(...advanced.claimed.map(row => claimedNode(row, advanced.run)))
-    return advanced
-  }
+  const endOf = (outcome: NodeEnd['outcome']): NodeEnd => ({
+    execution,
+    outcome,
+    used,
+    started,
+    mayContinue,
+    following,
+  })
   const endNodeInTx: EndNodeInTx = async (tx, outcome) => {
     if (lease.lost) throw new ClaimLostError()
-    return rememberClaims(await advanceWith(tx, outcome))
+    return (await settleNodes(tx, services, [endOf(outcome)]))[0]
   }
-  const endExecution = async (outcome: NodeWorkOutcome | { error: unknown }) => {
+  const endExecution = async (outcome: NodeEnd['outcome']) => {
+    const end = endOf(outcome)
     const after = await retryWhileUnavailable(
       async () =>
         (cached &&
           // The failure of a run needs a transaction.
-          (await advanceIfUnchanged(services, { cached, mayEnd: !('error' in outcome) }, execution, async (tx, from) =>
-            rememberClaims(await advanceWith(tx, outcome, from)),
+          (await advanceIfUnchanged(
+            services,
+            { cached, mayEnd: !('error' in outcome) },
+            execution,
+            async (tx, from) => (await settleNodes(tx, services, [end], from))[0],
           ))) ??
-        services.write(async tx => rememberClaims(await advanceWith(tx, outcome))),
+        settleNode(services, end),
       { signal: lease.signal },
     )
     if (!after) for (const claimed of following) await requeueNodeExecution(services, claimed)
@@ -189,7 +171,6 @@ async function runExecutor(
     (node.timeout == null ? null : parseDuration(node.timeout)) ?? services.config.ORCHESTRATION_NODE_TIMEOUT_MS
   const deadline = AbortSignal.timeout(Math.min(ms, 2 ** 31 - 1))
   const combined = AbortSignal.any([signal, deadline])
-  const timeoutFailure = nodeFailed(node, 'timeout', 'Node execution exceeded its timeout')
   try {
     const running = EXECUTORS[node.type as WorkerType](
       { services, node, execution, idempotencyKey: idempotencyKeyOf(execution), tool, signal: combined, addUsage },
@@ -197,7 +178,7 @@ async function runExecutor(
     )
     return await Promise.race([running, rejectOnAbort(combined, running)])
   } catch (error) {
-    if (deadline.aborted && !signal.aborted) throw timeoutFailure
+    if (deadline.aborted && !signal.aborted) throw nodeFailed(node, 'timeout', 'Node execution exceeded its timeout')
     throw error
   }
 }

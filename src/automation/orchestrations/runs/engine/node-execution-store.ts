@@ -10,7 +10,7 @@ import { isStopping, jsonObject, LIVE, NODE_STATUSES, type RunRow, RunRow as Run
 export const WORKER_EXECUTED = sql.fragment`(${sql.join([...WORKER_TYPES], sql.fragment`, `)})`
 
 /** Timestamp columns that a statement may set to its own time. */
-const STATEMENT_TIMES = ['created_at', 'started_at', 'completed_at', 'queued_at', 'updated_at']
+export const STATEMENT_TIMES = ['created_at', 'started_at', 'completed_at', 'queued_at', 'updated_at']
 
 const joined = (parts: readonly (Fragment | IdentifierSqlToken)[]): Fragment =>
   sql.fragment`${sql.join(parts, sql.fragment`, `)}`
@@ -231,9 +231,26 @@ export const claimNodeSerialized = async (
   execution: { id: string; project_id: string },
   options: NodeClaimOptions,
 ) => {
-  await tx.query(voidStatement`
-    select from pg_advisory_xact_lock(hashtextextended(${`attempts ${execution.project_id}`}, 0))`)
+  await tx.query(voidStatement`select from pg_advisory_xact_lock(${claimLock(execution.project_id)})`)
   return claimNode(tx, execution.id, options)
+}
+
+const claimLock = (projectId: string): Fragment => sql.fragment`hashtextextended(${`attempts ${projectId}`}, 0)`
+
+const lockedRow = sql.type(z.strictObject({ locked: z.boolean() }))
+const countRow = sql.type(z.strictObject({ count: z.int() }))
+
+/**
+ * Returns the node executions of a project with a valid lease, for a transaction that claims several: until it ends, none
+ * other does, nor claims one of the last slots. Null if another one is about to.
+ */
+export async function countLeasesAlone(tx: Queryable, projectId: string): Promise<number | null> {
+  const { locked } = await tx.one(lockedRow`select pg_try_advisory_xact_lock(${claimLock(projectId)}) as locked`)
+  if (!locked) return null
+  // A separate statement, which sees what the previous holder of the lock has claimed.
+  const { count } = await tx.one(countRow`
+    select count(*) from orchestration_node_executions where project_id = ${projectId} and leased_until > now()`)
+  return count
 }
 
 const ClaimState = z.object({
