@@ -2,6 +2,8 @@ import { parseDuration } from '#automation/orchestrations/definition/duration.ts
 import type { Node } from '#automation/orchestrations/definition/model.ts'
 import type { UsageDraft } from '#control/usage/meter.ts'
 import { AppError } from '#core/base/errors.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import { coalescedReads } from '#core/db/coalesced-reads.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import { truthy } from '#core/expressions/evaluate.ts'
 import type { Caller } from '#core/iam/caller.ts'
@@ -78,9 +80,16 @@ export async function callNodeTool(work: NodeWork): Promise<NodeWorkOutcome> {
  * @throws TOOL_NOT_FOUND
  */
 export async function requireTool({ services, node, execution, tool: known }: NodeWork): Promise<ResolvedTool> {
-  const tool = known ?? (await resolveSharedTool(services.pool, execution.project_id, node.tool_id as string))
-  return tool ?? raiseMissing(node.tool_id)
+  const { project_id } = execution
+  const tool_id = node.tool_id as string
+  const tool =
+    known ??
+    (await toolReads(services)(`${project_id} ${tool_id}`, () => resolveSharedTool(services.pool, project_id, tool_id)))
+  return tool ?? raiseMissing(tool_id)
 }
+
+/** Nodes that start together mostly call the same tool. */
+const toolReads = processSingleton(() => coalescedReads<ResolvedTool | null>())
 
 const raiseMissing = (id: string | undefined): never => {
   throw new AppError('TOOL_NOT_FOUND', { meta: { id } })
