@@ -14,8 +14,8 @@ import type { Row } from './rows.ts'
  * The cancellation of a large tree of runs, and how long a run of another project takes meanwhile. The floor is what the
  * database takes for the least that a cancellation writes, page by page.
  */
-const DESCENDANTS = amount(20_000, 4000)
-const FLOOR_DESCENDANTS = amount(4000, 1000)
+const DESCENDANTS = amount(20_000, 2000)
+const FLOOR_DESCENDANTS = amount(4000, 500)
 const PAGE = 500
 const PROBES = 10
 const PAUSE_MS = 100

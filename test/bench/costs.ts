@@ -9,12 +9,12 @@ import { CALLERS } from './turn-load.ts'
 
 /** The cost of one operation, compared with the same work by other programs in the same run. */
 
-const WARM_UP_MS = amount(4000, 1000)
-const MEASURED_MS = amount(4000, 1000)
+const WARM_UP_MS = amount(4000, 600)
+const MEASURED_MS = amount(4000, 700)
 /** Until work after the last response has ended. */
 const SETTLED_MS = amount(2000, 500)
 /** Sessions report the rows that they wrote when they are idle for ten seconds, or sooner when a later transaction ends. */
-const REPORTED_MS = amount(11_000, 1500)
+const REPORTED_MS = amount(11_000, 1200)
 
 /** A program that does an operation for callers that wait. */
 export type Program = {

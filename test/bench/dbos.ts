@@ -4,10 +4,11 @@ import { DBOS } from '@dbos-inc/dbos-sdk'
 
 /**
  * Durable steps as workflows of DBOS in a separate process, the reference for durable work. `POST /run` answers when a workflow of ten
- * steps, each a request, has ended in this process; `POST /queued` when another process took it from a queue; `POST /turn` after one
- * step that calls the model; `POST /step` after one step that does nothing. With the argument `worker` it takes queued workflows.
+ * steps, each a request, has ended in this process; `POST /queued` when another process took it from a queue; `POST /fan` after fifty
+ * concurrent workflows of one such step; `POST /turn` after one step that calls the model; `POST /step` after one step that does nothing. With the argument `worker` it takes queued workflows.
  */
 const STEPS = 10
+const FAN = 50
 const QUEUE = 'bench'
 const address = process.env.TOOL_URL as string
 
@@ -35,7 +36,15 @@ const turn = DBOS.registerWorkflow(async () => [await DBOS.runStep(complete, { n
 const step = DBOS.registerWorkflow(async () => [await DBOS.runStep(async () => 1, { name: 'nothing' })], {
   name: 'step',
 })
-const byPath: Record<string, typeof workflow> = { '/turn': turn, '/step': step }
+const single = DBOS.registerWorkflow(async () => [await DBOS.runStep(call, { name: 'call' })], { name: 'single' })
+const fan = DBOS.registerWorkflow(
+  async () => {
+    const handles = await Promise.all(Array.from({ length: FAN }, () => DBOS.startWorkflow(single)()))
+    return Promise.all(handles.map(handle => handle.getResult()))
+  },
+  { name: 'fan' },
+)
+const byPath: Record<string, typeof workflow> = { '/turn': turn, '/step': step, '/fan': fan }
 
 const isWorker = process.argv[2] === 'worker'
 

@@ -21,16 +21,19 @@ import { CALLERS } from './turn-load.ts'
  * Runs of orchestrations, web and worker in two processes with a tool and a model that answer immediately, next to turns, direct
  * calls of the tool and the same steps as a workflow of DBOS. Usage: node test/bench/run.ts orchestration
  */
-const WARM_UP = amount(60, 10)
-const RUNS = amount(200, 40)
+const WARM_UP = amount(60, 5)
+const RUNS = amount(200, 20)
 /** Nodes of a chain. */
 const CHAIN = 10
 /** Runs that wait for a worker which then does nothing else. */
-const QUEUED = amount(600, 96)
-const ITEMS = amount(1000, 200)
+const QUEUED = amount(600, 64)
+const ITEMS = amount(1000, 100)
+/** Runs of a fan-out, as many as of DBOS (dbos.ts), and fan-outs. */
+const FAN = 50
+const FANS = amount(20, 5)
 const SECONDS = amount(8, 2)
 /** Workflows of DBOS with a queue, each of which waits for a poll. */
-const POLLED = amount(7, 3)
+const POLLED = amount(7, 1)
 /** Waited runs whose statements are counted. */
 const COUNTED = amount(9, 3)
 const HOOK_ROUNDS = amount(3, 1)
@@ -193,7 +196,8 @@ export async function run(): Promise<Row[]> {
     rows.push(
       await executed(db, app, { worker, web, graph: await orchestration(chain(CHAIN, transform, toolNode(tool))) }),
     )
-    rows.push(...(await fanOut(app.key, orchestration, waited, worker.child.pid as number)))
+    rows.push(await fanOutOfTools(orchestration, waited, { tool, dbos }))
+    rows.push(...(await fanOut(app.key, await orchestration(loop(inline)), waited, worker)))
     worker.child.kill('SIGSTOP')
     rows.push(await hooks(app.key, { web, floor, graph: inline }))
   } finally {
@@ -324,28 +328,52 @@ async function executed(
   }
 }
 
+/** A graph that starts a run for each of its items, up to FAN at a time. */
+const loop = (orchestration_id: string): Pick<GraphDefinition, 'nodes' | 'edges'> => ({
+  nodes: [
+    {
+      id: 'each',
+      type: 'loop',
+      orchestration_id,
+      collection: 'state.input.items',
+      item_variable: 'n',
+      parallelism: FAN,
+    },
+  ],
+  edges: [],
+})
+
+/** Runs of one tool node that a run starts concurrently. */
+async function fanOutOfTools(
+  orchestration: (body: object) => Promise<string>,
+  waited: (id: string, input: object) => Request,
+  { tool, dbos }: { tool: string; dbos: Process },
+): Promise<Row> {
+  const single = await orchestration(chain(1, toolNode(tool)))
+  const ours = waited(await orchestration(loop(single)), { items: Array(FAN).fill(1) })
+  const theirs: Request = { url: `${dbos.url}/fan` }
+  for (const request of [ours, theirs]) await alone(request, 2)
+  const [ms, theirMs] = [await median(ours, FANS), await median(theirs, FANS)]
+  return {
+    what: `fan-out of ${FAN} runs of one tool node, one caller, p50, of DBOS in one process`,
+    value: rounded(ms / theirMs, 2),
+    unit: 'x',
+    note: `${rounded(ms)} ms against ${rounded(theirMs)} ms`,
+  }
+}
+
 /** A loop over many items, and its trace in the memory of the worker. */
 async function fanOut(
   key: Client,
-  orchestration: (body: object) => Promise<string>,
+  graph: string,
   waited: (id: string, input: object) => Request,
-  pid: number,
+  { child: { pid } }: Process,
 ): Promise<Row[]> {
-  const orchestration_id = await orchestration(chain(1, transform))
-  const each: Node = {
-    id: 'each',
-    type: 'loop',
-    orchestration_id,
-    collection: 'state.input.items',
-    item_variable: 'n',
-    parallelism: 50,
-  }
-  const graph = await orchestration({ nodes: [each], edges: [] })
   const items = (count: number) => ({ items: Array.from({ length: count }, (_, n) => n) })
   await alone(waited(graph, items(ITEMS / 5)), 1)
-  const before = await resident(pid)
+  const before = await resident(pid as number)
   const [ms] = await alone(waited(graph, items(ITEMS)), 1)
-  const after = await resident(pid)
+  const after = await resident(pid as number)
   const { body } = await key.get(`/orchestration-runs?orchestration_id=${graph}&limit=1`)
   const results = body.data[0].output?.each?.results?.length
   if (results !== ITEMS) throw new Error(`a loop over ${ITEMS} items has ${results} results`)

@@ -27,11 +27,11 @@ import type { Row } from './rows.ts'
  * for a worker or for capacity.
  */
 const PARKED = amount(10_000, 1000)
-const QUEUED = amount(5_000, 500)
+const QUEUED = amount(5_000, 200)
 const SWEEPS = 9
-const ASKED = amount(20, 8)
+const ASKED = amount(20, 5)
 /** Sweeps of the worker, one a second. */
-const WORKER_SWEEPS = amount(15, 4)
+const WORKER_SWEEPS = amount(15, 2)
 const MIB = 2 ** 20
 
 type Key = AgentApp['key']
