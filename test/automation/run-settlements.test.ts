@@ -99,7 +99,7 @@ describe('node executions of a run that end together', function () {
     assert.equal(app.target.requests.length, NODES.length + 1)
   })
 
-  it('are settled without one that the database refuses, which fails', async () => {
+  it('are settled without a refused one, which fails', async () => {
     const refused = `new.node_id = 'n3' and new.status = 'completed'`
     await refusingUpdates(app.services, 'orchestration_node_executions', refused, async () => {
       const id = await called()

@@ -81,11 +81,11 @@ function slotsReleased({ services, projectLeases }: Advance, ended: number): num
  * Ends a node execution in a transaction, together with others of its run that end in this process at the same time or
  * while such a transaction runs: each of them would wait for the lock of the run, read it and write it.
  */
-export const settleNode = (services: Services, end: NodeEnd): Promise<AdvanceResult | null> =>
-  settlements(services)(end.execution.run_id, end).then(settled => {
-    if (settled.status === 'rejected') throw settled.reason
-    return settled.value
-  })
+export async function settleNode(services: Services, end: NodeEnd): Promise<AdvanceResult | null> {
+  const settled = await settlements(services)(end.execution.run_id, end)
+  if (settled.status === 'rejected') throw settled.reason
+  return settled.value
+}
 
 type Settled = PromiseSettledResult<AdvanceResult | null>
 
@@ -104,7 +104,7 @@ async function settleTogether(services: Services, ends: readonly NodeEnd[]): Pro
   } catch (error) {
     if (ends.length === 1 || databaseErrorKind(error) === 'unavailable')
       return ends.map(() => ({ status: 'rejected', reason: error }))
-    // One that cannot be written must not keep the others from it.
+    // A refused end must not keep the others from being written.
     const settled: Settled[] = []
     for (const end of ends) settled.push(...(await settleTogether(services, [end])))
     return settled
