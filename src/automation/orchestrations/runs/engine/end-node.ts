@@ -1,9 +1,8 @@
 import { fileApproval } from '../nodes/approval.ts'
 import { type Advance, isFailure } from './advance.ts'
-import type { NodeWorkOutcome, SuccessfulToolCall } from './node-execution.ts'
+import type { NodeEnd, NodeWorkOutcome, SuccessfulToolCall } from './node-execution.ts'
 import type { ClaimedNode, NodeExecutionRow } from './node-execution-store.ts'
 import { storableArtifact } from './run-state.ts'
-import type { NodeEnd } from './settle-nodes.ts'
 
 /**
  * Ends the work of a worker on a node execution: completes or fails it, files its approval, or schedules its next poll.

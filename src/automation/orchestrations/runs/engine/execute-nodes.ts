@@ -18,11 +18,11 @@ import { nodeExecutionQueue } from '../queue.ts'
 import { idempotencyKeyOf } from '../reads/present-run.ts'
 import { isFailure, nodeFailure } from './advance.ts'
 import { advanceIfUnchanged } from './advance-run.ts'
-import type { AdvanceResult, CachedRun, EndNodeInTx, NodeWork, NodeWorkOutcome } from './node-execution.ts'
+import type { AdvanceResult, CachedRun, EndNodeInTx, NodeEnd, NodeWork, NodeWorkOutcome } from './node-execution.ts'
 import { type ClaimedNode, claimedNode, renewLease, requeueNode } from './node-execution-store.ts'
 import { loadPinnedGraph } from './pinned-graph.ts'
 import { nodeFailed } from './run-state.ts'
-import { type NodeEnd, settleNode, settleNodes } from './settle-nodes.ts'
+import { settleNode, settleNodes } from './settle-nodes.ts'
 
 type NodeExecutor = (work: NodeWork, endNodeInTx: EndNodeInTx) => Promise<NodeWorkOutcome | AdvanceResult | null>
 

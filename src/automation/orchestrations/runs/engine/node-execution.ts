@@ -73,3 +73,20 @@ export type NodeWork = {
 
 /** Ends the node execution in a transaction of the executor, so that its writes and the outcome commit together. */
 export type EndNodeInTx = (tx: Tx, outcome: NodeWorkOutcome) => Promise<AdvanceResult | null>
+
+/** The end of the work of this process on a node execution. */
+export type NodeEnd = {
+  execution: ClaimedNode
+  outcome: NodeWorkOutcome | { error: unknown }
+  /** Usage of the work, which is recorded even if the claim was lost. */
+  used: readonly UsageDraft[]
+  /** Value of performance.now() when the work started. */
+  started: number
+  /** Whether the caller may continue with another node execution of the run. */
+  mayContinue: () => boolean
+  /**
+   * Node executions that were claimed for the caller, whether or not the response of a commit arrived: if it is lost, they
+   * are identified by these rows only.
+   */
+  following: ClaimedNode[]
+}

@@ -1,4 +1,4 @@
-import { recordUsage, type UsageDraft } from '#control/usage/meter.ts'
+import { recordUsage } from '#control/usage/meter.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
 import { batchByKey } from '#core/db/batcher.ts'
@@ -11,25 +11,8 @@ import { nodeExecutionQueue } from '../queue.ts'
 import type { Advance } from './advance.ts'
 import { advanceRun, type CachedStart } from './advance-run.ts'
 import { endNode } from './end-node.ts'
-import type { AdvanceResult, NodeWorkOutcome } from './node-execution.ts'
-import { type ClaimedNode, claimedNode } from './node-execution-store.ts'
-
-/** The end of the work of this process on a node execution. */
-export type NodeEnd = {
-  execution: ClaimedNode
-  outcome: NodeWorkOutcome | { error: unknown }
-  /** Usage of the work, which is recorded even if the claim was lost. */
-  used: readonly UsageDraft[]
-  /** Value of performance.now() when the work started. */
-  started: number
-  /** Whether the caller may continue with another node execution of the run. */
-  mayContinue: () => boolean
-  /**
-   * Node executions that were claimed for the caller, whether or not the response of a commit arrived: if it is lost, they
-   * are identified by these rows only.
-   */
-  following: ClaimedNode[]
-}
+import type { AdvanceResult, NodeEnd } from './node-execution.ts'
+import { claimedNode } from './node-execution-store.ts'
 
 /**
  * Ends node executions of one run and advances it once. For each that ends, the next ready node execution is claimed if its
