@@ -85,7 +85,10 @@ const kindOf = ({ type, enum: values, items }: CommandField): string => {
 /** Returns the option of a field, and its negation. */
 function fieldOptions(command: ApiCommand, field: CommandField): Option[] {
   const flag = flagOf(command, field)
-  const text = `${field.description ?? ''}${field.required ? ' (required)' : ''}`
+  const keys = field.keys ?? field.items?.keys
+  const text = [field.description, field.required && '(required)', keys && `(keys: ${keys.join(', ')})`]
+    .filter(Boolean)
+    .join(' ')
   const options = isBoolean(field)
     ? [new Option(`--${flag}`, text), new Option(`--no-${flag}`).hideHelp()]
     : [new Option(`--${flag} <${kindOf(field)}>`, text).argParser(isRepeatable(field) ? collect : value => [value])]

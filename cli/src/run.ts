@@ -185,8 +185,13 @@ function typeOfName(name: string | undefined, types: readonly string[]): string 
 }
 
 /** Requires a confirmation before records are deleted or secrets replaced. */
-async function confirm(command: ApiCommand, { path: inPath, options }: Parsed, usesStdin: boolean): Promise<void> {
-  if (!needsConfirmation(command) || options.yes) return
+async function confirm(
+  command: ApiCommand,
+  { path: inPath, fields, options }: Parsed,
+  usesStdin: boolean,
+): Promise<void> {
+  const isDryRun = [...fields].some(([{ name }, given]) => name === 'dry_run' && given === true)
+  if (!needsConfirmation(command) || isDryRun || options.yes) return
   const what = `${command.words.join(' ')} ${Object.values(inPath).join(' ')}`.trim()
   if (!canAsk() || usesStdin) throw new UsageError(`${what} needs a confirmation`, 'Add --yes.')
   await requireYes(`${visible(what)}?`)

@@ -2,9 +2,9 @@ import {
   clientRoutes,
   contentOf,
   type Description,
-  flatOf,
+  FORM,
+  fieldsOf,
   JSON_TYPE,
-  parametersOf,
   resolve,
   type Schema,
 } from './description.ts'
@@ -17,7 +17,9 @@ export type CommandField = {
   type?: string | string[]
   enum?: unknown[]
   /** Type of the items of a list. */
-  items?: { type?: string | string[]; enum?: unknown[] }
+  items?: { type?: string | string[]; enum?: unknown[]; keys?: string[] }
+  /** Names of the fields of an object. */
+  keys?: string[]
   description?: string
   secret?: true
 }
@@ -49,16 +51,18 @@ export type Command = {
 const typeOf = (
   description: Description,
   schema: Schema | undefined,
-): Pick<CommandField, 'type' | 'enum' | 'items'> => {
-  const { type, enum: values, const: value, items, anyOf, oneOf } = resolve(description, schema ?? {})
+): Pick<CommandField, 'type' | 'enum' | 'items' | 'keys'> => {
+  const { type, enum: values, const: value, items, anyOf, oneOf, properties } = resolve(description, schema ?? {})
   const branches = (anyOf ?? oneOf)?.map(each => typeOf(description, each)).filter(each => each.type !== 'null')
   if (branches?.length === 1) return branches[0]
   const types = branches && [...new Set(branches.flatMap(each => each.type ?? []))]
+  const keys = [...new Set(branches ? branches.flatMap(each => each.keys ?? []) : Object.keys(properties ?? {}))]
   const found = values ?? (value === undefined ? undefined : [value])
   return {
     ...(type || types ? { type: type ?? (types?.length === 1 ? types[0] : types) } : {}),
     ...(found ? { enum: found } : {}),
     ...(items ? { items: typeOf(description, items) } : {}),
+    ...(keys.length > 0 ? { keys } : {}),
   }
 }
 
@@ -73,32 +77,18 @@ export const commandFile = (description: Description, etag: string | null = null
 /** Returns the commands of all operations, for the command line. */
 export function commandsOf(description: Description): Command[] {
   return clientRoutes(description).map(({ method, path, operation }): Command => {
-    const parameters = parametersOf(description, operation)
     const sent = operation.requestBody?.content ?? {}
-    const body = resolve(description, (sent[JSON_TYPE] ?? sent['multipart/form-data'])?.schema ?? {})
-    const flat = flatOf(description, operation)
-    const form = sent[JSON_TYPE]
-      ? []
-      : Object.keys(body.properties ?? {}).map(name => ({
-          name,
-          in: 'body' as const,
-          required: body.required?.includes(name),
-          schema: undefined,
-        }))
-    const fields = [...flat, ...form].map(({ name, in: part, required, schema }): CommandField => {
-      const parameter = parameters.find(each => each.name === name && each.in === part)
-      const given = schema ?? (part === 'body' ? body.properties?.[name] : parameter?.schema)
-      const target = resolve(description, given ?? {})
-      const text = given?.description ?? parameter?.description ?? target.description
-      return {
+    const body = resolve(description, (sent[JSON_TYPE] ?? sent[FORM])?.schema ?? {})
+    const fields = fieldsOf(description, operation).map(
+      ({ name, in: part, required, schema, description: text }): CommandField => ({
         name,
         in: part,
         ...(required ? { required } : {}),
-        ...typeOf(description, given),
+        ...typeOf(description, schema),
         ...(text ? { description: text } : {}),
-        ...(target['x-secret'] ? { secret: true } : {}),
-      }
-    })
+        ...(resolve(description, schema ?? {})['x-secret'] ? { secret: true } : {}),
+      }),
+    )
     const answered = contentOf(description, operation)
     const produces = Object.keys(answered).filter(type => type !== JSON_TYPE)
     const consumes = Object.keys(sent).filter(type => type !== JSON_TYPE)

@@ -82,6 +82,7 @@ export type Route = { method: string; path: string; operation: DescribedOperatio
 export const EVENTS = 'text/event-stream'
 export const FORM = 'multipart/form-data'
 export const JSON_TYPE = 'application/json'
+export const NDJSON = 'application/x-ndjson'
 
 /** Returns the target of references. */
 export function resolve<T extends { $ref?: string }>(description: Description, value: T): T {
@@ -122,3 +123,104 @@ export const contentOf = (description: Description, operation: DescribedOperatio
       .filter(([status]) => status < '300')
       .map(([, response]) => resolve(description, response).content ?? {}),
   )
+
+/** A field of the flat call with its schema and description. */
+export type Field = {
+  name: string
+  in: 'path' | 'query' | 'body'
+  required?: boolean
+  schema?: Schema
+  description?: string
+}
+
+/** Returns the fields of a call: of the flat call, or parameters and fields of a form. */
+export function fieldsOf(description: Description, operation: DescribedOperation): Field[] {
+  const parameters = parametersOf(description, operation)
+  const sent = operation.requestBody?.content ?? {}
+  const body = resolve(description, (sent[JSON_TYPE] ?? sent[FORM])?.schema ?? {})
+  const form = sent[JSON_TYPE]
+    ? []
+    : Object.keys(body.properties ?? {}).map(name => ({
+        name,
+        in: 'body' as const,
+        required: body.required?.includes(name),
+        schema: undefined,
+      }))
+  return [...flatOf(description, operation), ...form].map(({ name, in: part, required, schema: own }): Field => {
+    const parameter = parameters.find(each => each.name === name && each.in === part)
+    const schema = own ?? (part === 'body' ? body.properties?.[name] : parameter?.schema)
+    const text = schema?.description ?? parameter?.description ?? (schema && resolve(description, schema).description)
+    return { name, in: part, required, schema, description: text }
+  })
+}
+
+/** How the flat arguments of an operation become a request. */
+export type Shape = {
+  action?: string
+  body?: 'none' | 'optional' | 'form' | 'file'
+  query?: string[]
+  project?: true
+  keyed?: false
+}
+
+/** Returns how the arguments of an operation become its request. */
+export function shapeOf(description: Description, { method, operation }: Route): Shape {
+  const { requestBody, security } = operation
+  const flat = flatOf(description, operation)
+  const query = flat.filter(each => each.in === 'query').map(each => each.name)
+  const isBodyless = ['GET', 'DELETE'].includes(method)
+  const fileBody = requestBody?.content[FORM] ? 'form' : requestBody && !requestBody.content[JSON_TYPE] ? 'file' : null
+  const body =
+    fileBody ?? (!requestBody ? (isBodyless ? undefined : 'none') : requestBody.required ? undefined : 'optional')
+  const form = resolve(description, requestBody?.content[FORM]?.schema ?? {})
+  const takesProject =
+    flat.some(each => each.name === 'project_id' && each.in !== 'path') || form.properties?.project_id
+  return {
+    action: operation['x-iam-action'] ?? undefined,
+    body,
+    query: requestBody && query.length > 0 ? query : undefined,
+    // Not for changes: there it would change the record.
+    project: ['GET', 'POST'].includes(method) && takesProject ? true : undefined,
+    keyed: method === 'POST' && security?.length === 0 ? false : undefined,
+  }
+}
+
+/** The stream of an operation: paths that resume it and cancel its work, name of its union, events with a result. */
+export type StreamModel = { resume?: string; cancel?: string; union: string; results: string[] }
+
+/** Returns the model of the stream of an operation. */
+export function streamOf(
+  description: Description,
+  routes: ReadonlyMap<string, Route>,
+  { path, operation }: Route,
+): StreamModel {
+  const { last, resume } = operation['x-stream']!
+  const resumed = resume === null ? undefined : routes.get(resume)!.path
+  const cancel = `${(resumed ?? path).replace(/\/stream$/, '')}/cancel`
+  const isCancelled = [...routes.values()].some(each => each.method === 'POST' && each.path === cancel)
+  const { $ref } = contentOf(description, operation)[EVENTS].schema
+  return {
+    resume: resumed,
+    cancel: isCancelled ? cancel : undefined,
+    union: $ref!.split('/').at(-1) as string,
+    results: last.filter(event => event !== 'error'),
+  }
+}
+
+/** Functions by the words of their commands. */
+export type Branch<T> = Map<string, Branch<T> | T>
+
+/** Returns functions as a tree by their words. @throws Error if two have the same words */
+export function treeOf<T extends { words: readonly string[] }>(functions: readonly T[]): Branch<T> {
+  const tree: Branch<T> = new Map()
+  for (const made of functions) {
+    const branch = made.words.slice(0, -1).reduce((node, word) => {
+      if (!node.has(word)) node.set(word, new Map())
+      return node.get(word) as Branch<T>
+    }, tree)
+    const last = made.words.at(-1)!
+    if (branch.has(last)) throw new Error(`two methods have the name ${made.words.join('.')}`)
+    branch.set(last, made)
+  }
+  return tree
+}

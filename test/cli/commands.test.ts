@@ -328,6 +328,14 @@ describe('a command line without a service', function () {
     assert.deepEqual([loaded.code, /^Usage: muster migrate/.test(loaded.stdout)], [0, true])
   })
 
+  it('lists the keys of options of JSON', () => {
+    const text = commandHelp(commandOf('agents generate')).replace(/\s+/g, ' ')
+    assert.match(text, /--messages <list> [^-]*\(keys: role, content[^)]*\)/)
+    assert.match(text, /--knowledge-config <json> [^-]*\(keys: [^)]+\)/)
+    const objects = commands.flatMap(({ fields }) => fields.filter(({ keys, items }) => keys ?? items?.keys))
+    assert.ok(objects.length > 80, String(objects.length))
+  })
+
   it('describes modules, verbs and itself', async () => {
     const all = await user.run(['--help'])
     assert.equal(all.code, 0)

@@ -36,6 +36,13 @@ describe('the command line with the service', function () {
     const refused = await user.run(['actors', 'delete', actor.id])
     assert.equal(refused.code, 2)
     assert.match(refused.stderr, /--yes/)
+    const turn = await json('agents', 'generate', app.agentId, '--prompt', 'x', '--json')
+    // A dry run deletes nothing and needs no confirmation.
+    const purge = ['generations', 'purge-content', turn.id]
+    const dry = await user.run([...purge, '--dry-run'])
+    assert.equal(dry.code, 0, dry.stderr)
+    assert.equal((await user.run(purge)).code, 2)
+    assert.notEqual((await json('generations', 'get', turn.id)).output, null)
     const deleted = await user.run(['actors', 'delete', actor.id, '--yes'])
     assert.deepEqual([deleted.code, deleted.stdout], [0, ''])
     assert.equal((await user.run(['actors', 'get', actor.id])).code, 5)
@@ -257,8 +264,15 @@ describe('the command line with the service', function () {
     const open = (...args: string[]) => user.run(['open', ...args], { env })
     assert.equal((await open('--project', app.projectId)).stdout, `${address('start')}\n`)
     assert.equal((await open('sessions/sess_1', '--project', name)).stdout, `${address('sessions/sess_1')}\n`)
-    assert.equal((await open()).stdout, `${app.url}/app\n`)
-    for (const args of [['inbox'], ['../x', '--project', app.projectId], ['inbox?x', '--project', app.projectId]])
+    // The key is of one project.
+    assert.equal((await open('inbox')).stdout, `${address('inbox')}\n`)
+    const admin = { MUSTER_TOKEN: app.admin.token as string }
+    assert.equal((await user.run(['open'], { env: { ...env, ...admin } })).stdout, `${app.url}/app\n`)
+    assert.equal((await user.run(['open', 'inbox'], { env: { ...env, ...admin } })).code, 2)
+    for (const args of [
+      ['../x', '--project', app.projectId],
+      ['inbox?x', '--project', app.projectId],
+    ])
       assert.equal((await open(...args)).code, 2)
     assert.equal((await open('--project', 'none')).code, 5)
     assert.ok(!fs.existsSync(opened))
