@@ -18,9 +18,11 @@ COPY tsconfig.json ./
 COPY cli ./cli
 COPY client ./client
 COPY console ./console
+COPY bin ./bin
+COPY LICENSE ./
 COPY scripts ./scripts
 COPY src ./src
-# The console, and the interactive reference in docs/dist.
+# The console, the command line, the packages, and the interactive reference in docs/dist.
 RUN node scripts/build.ts
 
 FROM node:24-bookworm-slim
@@ -37,7 +39,12 @@ COPY src ./src
 COPY docs ./docs
 COPY --from=build /app/docs/dist ./docs/dist
 COPY --from=build /app/console/dist ./console/dist
+COPY --from=build /app/packages/dist ./packages/dist
+# The command line, for `muster agents list` in a container.
+COPY --from=build /app/cli/dist ./cli/dist
+COPY --from=build /app/client/commands.json ./client/commands.json
+COPY --from=build /app/cli/price-book.json ./cli/price-book.json
 USER node
 EXPOSE 5047 5048
-# Web; a worker runs `bin/launch jobs/worker.ts`, and `bin/muster.ts migrate` brings the database to this version.
+# Web; a worker runs `bin/launch jobs/worker.ts`, and `bin/muster.mjs migrate` brings the database to this version.
 CMD ["bin/launch", "src/web.ts"]

@@ -6,8 +6,13 @@ import path from 'node:path'
 
 // The program. JavaScript, because Node takes longer to start TypeScript than the whole of `muster --version` may take.
 
-/** Commands that work on the database or the sources, with their descriptions; all others are clients of the API. */
-const OPERATOR_VERBS = JSON.parse(readFileSync(new URL('../src/operator/verbs.json', import.meta.url), 'utf8'))
+const VERBS = new URL('../src/operator/verbs.json', import.meta.url)
+
+/**
+ * Commands that work on the database or the sources, with their descriptions; all others are clients of the API. The package of
+ * the command line has none.
+ */
+const OPERATOR_VERBS = existsSync(VERBS) ? JSON.parse(readFileSync(VERBS, 'utf8')) : {}
 
 /** @param {readonly string[]} args */
 const isOperatorVerb = ([first, second, third]) => {
@@ -41,6 +46,10 @@ async function run(args) {
     return writeFileSync(1, `${version}\n`)
   }
   if (isOperatorVerb(args)) {
+    if (Number(process.versions.node.split('.')[0]) < 24) {
+      console.error(`muster: Node 24 or later is required, this is ${process.version}`)
+      process.exit(1)
+    }
     const { main } = await import('#operator/main.ts')
     const code = await main(args)
     // Whatever a successful command left open ends by itself.

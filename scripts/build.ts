@@ -55,6 +55,17 @@ const steps: Step[] = [
     programs: [['scripts/bundle-cli.ts']],
   },
   {
+    name: 'packages',
+    inputs: [
+      ...['bin/muster.mjs', 'cli/dist/*', 'cli/price-book.json', 'cli/src/*.ts', 'client/commands.json'],
+      ...['client/build/*.ts', 'client/dist/**/*', 'client/openapi.json', 'client/python/**/*', 'client/src/**/*.ts'],
+      ...['client/README.md', 'client/package.json'],
+      ...['scripts/archives.ts', 'scripts/packages.ts', 'package.json', 'package-lock.json', 'LICENSE'],
+    ],
+    outputs: ['packages/dist'],
+    programs: [['scripts/packages.ts']],
+  },
+  {
     name: 'console',
     inputs: CONSOLE_INPUTS,
     outputs: ['console/dist'],

@@ -1,6 +1,6 @@
 import { readFileSync } from 'node:fs'
-import { fileURLToPath } from 'node:url'
 import type { Command, CommandField } from '../../client/build/commands.ts'
+import { readCommands } from './bundled.ts'
 import { Failure } from './failure.ts'
 
 export type { Command, CommandField }
@@ -31,10 +31,10 @@ export class CommandTable {
   }
 
   /** Reads a file of commands; undefined without one of this layout. */
-  static read(path: string, isSynced: boolean): CommandTable | undefined {
+  static read(readFile: () => Buffer, isSynced: boolean): CommandTable | undefined {
     let file: Buffer
     try {
-      file = readFileSync(path)
+      file = readFile()
     } catch {
       return undefined
     }
@@ -80,8 +80,8 @@ export class CommandTable {
 
 /** Returns the commands of a synchronized file, if there is one, or of this version. */
 export function loadCommands(synced?: string): CommandTable {
-  const bundled = fileURLToPath(new URL('../../client/commands.json', import.meta.url))
-  const table = (synced && CommandTable.read(synced, true)) || CommandTable.read(bundled, false)
+  const table =
+    (synced && CommandTable.read(() => readFileSync(synced), true)) || CommandTable.read(readCommands, false)
   if (!table) throw new Failure('the commands are not built: run npm run build')
   return table
 }

@@ -40,6 +40,10 @@ export async function printHelp(
   return true
 }
 
+/** Returns the section of the commands for a deployment; an installed command line has none. */
+const operate = (operatorVerbs: OperatorVerbs): string =>
+  Object.keys(operatorVerbs).length > 0 ? `Operate this deployment:\n${columns(Object.entries(operatorVerbs))}\n\n` : ''
+
 function programHelp(table: CommandTable, operatorVerbs: OperatorVerbs): string {
   const modules = [...new Set(table.words().map(words => words[0]))].sort()
   const lines = new Help().boxWrap(modules.join('  '), Math.min(helpWidth(), 112) - 2)
@@ -53,14 +57,10 @@ ${lines.replace(/^/gm, '  ')}
 This program:
 ${columns(Object.entries(OWN_COMMANDS))}
 
-Operate this deployment:
-${columns(Object.entries(operatorVerbs))}
-
-Examples:
+${operate(operatorVerbs)}Examples:
   $ muster login --url https://muster.example     sign in with the browser
   $ muster agents list                            the agents of the project
   $ muster agents generate <agent_id> --prompt Hi stream a reply
-  $ muster up                                     database, web, worker and a demo in one process
 
 ${EXIT_CODES}
 Documentation: ${DOCS}`

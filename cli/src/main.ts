@@ -56,12 +56,12 @@ async function dispatch(given: readonly string[], operatorVerbs: OperatorVerbs):
   if (isHelp || words.length === 0) {
     const { printHelp } = await import('./help.ts')
     const isFound = await printHelp(words, table, operatorVerbs)
-    if (!isFound) throw unknown(words, table)
+    if (!isFound) throw unknown(words, table, operatorVerbs)
     return isHelp ? EXIT.done : EXIT.usage
   }
   catchSignals()
   if (!command) {
-    if (table.below(words).length === 0 && ownBelow(words).length === 0) throw unknown(words, table)
+    if (table.below(words).length === 0 && ownBelow(words).length === 0) throw unknown(words, table, operatorVerbs)
     const { printHelp } = await import('./help.ts')
     await printHelp(words, table, operatorVerbs)
     return EXIT.usage
@@ -89,7 +89,7 @@ function moveGlobals(args: readonly string[]): readonly string[] {
   return [...args.slice(end), ...args.slice(0, end)]
 }
 
-function unknown(words: readonly string[], table: CommandTable): UsageError {
+function unknown(words: readonly string[], table: CommandTable, operatorVerbs: OperatorVerbs): UsageError {
   const typed = words.join(' ')
   const names = [...table.words().map(each => each.join(' ')), ...Object.keys(OWN_COMMANDS)]
   const near = names
@@ -97,9 +97,11 @@ function unknown(words: readonly string[], table: CommandTable): UsageError {
     .sort((a, b) => a.distance - b.distance)[0]
   const isNear = near && near.distance <= Math.max(2, typed.length / 4)
   const suggestion = words.length === 1 ? near?.name.split(' ')[0] : near?.name
+  const hint = isNear ? `Did you mean: muster ${suggestion}` : '(run muster help for a list of commands)'
+  const isInstalled = Object.keys(operatorVerbs).length === 0
   return new UsageError(
     `there is no command ${typed}`,
-    isNear ? `Did you mean: muster ${suggestion}` : '(run muster help for a list of commands)',
+    isInstalled ? `${hint}\n  Commands that operate a deployment are in its checkout and its image.` : hint,
   )
 }
 

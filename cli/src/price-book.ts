@@ -1,5 +1,5 @@
 import { readFileSync } from 'node:fs'
-import { fileURLToPath } from 'node:url'
+import { readPrices } from './bundled.ts'
 import { UsageError } from './failure.ts'
 
 /** A price book: a file of prices of vendors, with its date and sources. */
@@ -42,13 +42,11 @@ export type BookPrice = {
   effective_from?: string
 }
 
-const BUNDLED = new URL('../price-book.json', import.meta.url)
-
 /** Reads a price book; by default the book of this program. */
 export function readPriceBook(path?: string): PriceBook {
-  const file = path ?? fileURLToPath(BUNDLED)
+  const file = path ?? 'of this program'
   try {
-    const book = JSON.parse(readFileSync(file, 'utf8'))
+    const book = JSON.parse(String(path === undefined ? readPrices() : readFileSync(path)))
     if (typeof book.date === 'string' && Array.isArray(book.vendors)) return book
   } catch (error) {
     throw new UsageError(`cannot read the price book ${file}: ${(error as Error).message}`)

@@ -102,7 +102,7 @@ async function remove(name: string | undefined): Promise<number> {
 /** Stores the commands of the service of a profile, which then replace the commands of this version. */
 async function sync(connection: Connection): Promise<number> {
   const file = cacheFile(connection.profile, 'commands.json')
-  const stored = CommandTable.read(file, true)
+  const stored = CommandTable.read(() => fs.readFileSync(file), true)
   const response = await connection.fetch(`${connection.base}/openapi.json`, {
     redirect: 'error',
     headers: stored?.etag ? { 'if-none-match': stored.etag } : {},

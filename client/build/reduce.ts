@@ -32,6 +32,14 @@ export function reduce(source: Description): Description {
   return reduced as Description
 }
 
+/** Returns a copy of the description in which numbers of queries are typed as numbers too. */
+export function acceptNumbers(source: Description): Description {
+  const description: Description = structuredClone(source)
+  for (const { operation } of clientRoutes(description))
+    for (const each of operation.parameters ?? []) acceptNumber(resolve(description, each))
+  return description
+}
+
 /** Types a number of the query that is described as digits as a number too. */
 function acceptNumber({ name, in: part, schema }: Parameter): void {
   const isNumber = ['limit', 'offset'].includes(name) || /^\^(0\*)?(\[1-9\])?\\d/.test(schema.pattern ?? '')

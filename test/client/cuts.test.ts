@@ -1,48 +1,13 @@
 import assert from 'node:assert/strict'
-import net, { type AddressInfo, type Socket } from 'node:net'
 import { Muster } from '../../client/dist/index.js'
 import { startSessionApp } from '../conversation/session-support.ts'
 import { random } from '../support/random.ts'
 import { forSuite } from '../support/suite.ts'
-import { withoutWaiting } from './support.ts'
+import { startCutter, withoutWaiting } from './support.ts'
 
 const SEEDS = 200
 const CONCURRENT = 8
 const CUT_BYTES = 4000
-
-/** Forwards connections and ends each one after some bytes of the answer. */
-async function startCutter(target: URL, bytes: () => number) {
-  const sockets = new Set<Socket>()
-  let cuts = 0
-  const server = net.createServer(inward => {
-    const outward = net.connect(Number(target.port), target.hostname)
-    let left = bytes()
-    for (const socket of [inward, outward]) {
-      sockets.add(socket)
-      socket.on('error', () => {}).on('close', () => sockets.delete(socket))
-    }
-    inward.pipe(outward)
-    inward.on('close', () => outward.destroy())
-    outward.on('close', () => inward.end())
-    outward.on('data', chunk => {
-      inward.write(chunk.subarray(0, left))
-      left -= chunk.length
-      if (left > 0) return
-      cuts++
-      outward.destroy()
-      inward.destroySoon()
-    })
-  })
-  await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
-  return {
-    url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
-    cuts: () => cuts,
-    close() {
-      server.close()
-      for (const socket of sockets) socket.destroy()
-    },
-  }
-}
 
 describe('a streamed turn over connections that are cut', function () {
   this.timeout(180_000)

@@ -232,7 +232,7 @@ console.log(await createAgent(client, { name: 'x' }))`)
   it('is the same in every build of the same sources, and is not built again', async () => {
     const files = [
       ...['client/openapi.json', 'client/commands.json', 'client/src/generated', 'client/dist'],
-      ...['cli/dist', 'console/dist'],
+      ...['cli/dist', 'console/dist', 'packages/dist'],
     ]
     const contents = (directory: string) =>
       files
@@ -245,11 +245,12 @@ console.log(await createAgent(client, { name: 'x' }))`)
             .filter(name => fs.statSync(path.join(directory, name)).isFile())
         })
         .sort()
-        .map(name => [name, fs.readFileSync(path.join(directory, name), 'utf8')])
+        .map(name => [name, fs.readFileSync(path.join(directory, name)).toString('latin1')])
     const copy = fs.mkdtempSync(path.join(tmpdir(), 'client-'))
     try {
       const tracked = [
-        ...['client/build', 'client/src', 'client/package.json', 'client/tsconfig.json'],
+        ...['client/build', 'client/python', 'client/src', 'client/package.json', 'client/tsconfig.json'],
+        ...['bin', 'cli/price-book.json', 'client/README.md', 'LICENSE'],
         ...['console/index.html', 'console/package.json', 'console/src', 'console/vite.config.ts', 'console/fields.ts'],
         ...['console/tsconfig.json', 'tsconfig.json', 'cli/src'],
       ]
@@ -259,7 +260,7 @@ console.log(await createAgent(client, { name: 'x' }))`)
       fs.symlinkSync(path.join(root, 'node_modules'), path.join(copy, 'node_modules'))
       const build = () => run(process.execPath, ['scripts/build.ts'], { cwd: copy })
       const first = await build()
-      assert.match(first.stdout, /description: built[\s\S]*client: built[\s\S]*console: built/)
+      assert.match(first.stdout, /description: built[\s\S]*client: built[\s\S]*packages: built[\s\S]*console: built/)
       assert.deepEqual(contents(copy), contents(root))
       assert.equal((await build()).stdout, '')
     } finally {

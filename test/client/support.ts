@@ -1,5 +1,5 @@
 import http, { type IncomingMessage, type ServerResponse } from 'node:http'
-import type { AddressInfo } from 'node:net'
+import net, { type AddressInfo, type Socket } from 'node:net'
 
 export type Answer = {
   status?: number
@@ -71,5 +71,39 @@ export async function withoutWaiting<T>(run: () => Promise<T>): Promise<{ value:
     return { value: await run(), delays }
   } finally {
     globalThis.setTimeout = original
+  }
+}
+
+/** Forwards connections and ends each one after some bytes of the answer. */
+export async function startCutter(target: URL, bytes: () => number) {
+  const sockets = new Set<Socket>()
+  let cuts = 0
+  const server = net.createServer(inward => {
+    const outward = net.connect(Number(target.port), target.hostname)
+    let left = bytes()
+    for (const socket of [inward, outward]) {
+      sockets.add(socket)
+      socket.on('error', () => {}).on('close', () => sockets.delete(socket))
+    }
+    inward.pipe(outward)
+    inward.on('close', () => outward.destroy())
+    outward.on('close', () => inward.end())
+    outward.on('data', chunk => {
+      inward.write(chunk.subarray(0, left))
+      left -= chunk.length
+      if (left > 0) return
+      cuts++
+      outward.destroy()
+      inward.destroySoon()
+    })
+  })
+  await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
+  return {
+    url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
+    cuts: () => cuts,
+    close() {
+      server.close()
+      for (const socket of sockets) socket.destroy()
+    },
   }
 }

@@ -15,6 +15,7 @@ import { sha256Of } from '../secrets/digest.ts'
 import { waitingRowAges } from '../work/waiting-rows.ts'
 import { deployedSite, descriptionText } from './documents.ts'
 import { allHealthy, type Checks, readinessHandler } from './health.ts'
+import { mountPackages } from './packages.ts'
 
 /** A document, generated once and compressed once per requested encoding. */
 type CachedDocument = {
@@ -74,7 +75,7 @@ async function send(req: Request, res: Response, document: CachedDocument): Prom
   res.end(await document.compressed[encoding])
 }
 
-/** Mounts the endpoints outside /api/v1: documents, documentation, health, metrics. */
+/** Mounts the endpoints outside /api/v1: documents, documentation, packages, health, metrics. */
 export function mountDocuments(
   app: Express,
   services: Services,
@@ -99,6 +100,7 @@ export function mountDocuments(
   })
   serve('/errors.json', 'application/json; charset=utf-8', () => JSON.stringify(errorDocument(config.DOCS_BASE_URL)))
   mountDocs(app, services, operations)
+  mountPackages(app)
   mountHealth(app, services, { draining: state.draining })
 }
 

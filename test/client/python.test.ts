@@ -1,0 +1,375 @@
+import assert from 'node:assert/strict'
+import fs from 'node:fs'
+import path from 'node:path'
+import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
+import { findPython, runPython, wheelFile } from '../support/python.ts'
+import { random } from '../support/random.ts'
+import { forSuite } from '../support/suite.ts'
+import { type Answer, json, refusal, startCutter, startScripted } from './support.ts'
+
+const root = path.resolve(import.meta.dirname, '../..')
+
+const HEAD = `import asyncio, io, json, sys
+import muster_client
+from muster_client import AsyncMuster, Muster, MusterError, NoAnswer, NotFound, WorkFailed
+import muster_client._http as http
+http.backoff = lambda tries: 0
+def outcome(error):
+    names = ("code", "status", "message", "hint", "request_id", "retry_after", "reason")
+    return [type(error).__name__, {name: getattr(error, name) for name in names if hasattr(error, name)}]
+`
+
+describe('the Python client', function () {
+  this.timeout(120_000)
+  let python: string
+  before(async function () {
+    const found = await findPython()
+    if (found === null) return this.skip()
+    python = found
+  })
+
+  const runScript = (script: string, args: readonly string[] = [], input = '') =>
+    runPython(python, HEAD + script, args, input)
+
+  /** Runs an expression of a call with both clients, each against its own scripted answers; returns what the first one did. */
+  async function both(expression: string, ...answers: Answer[]) {
+    const servers = await Promise.all([startScripted(...answers), startScripted(...answers)])
+    try {
+      const [result, other] = await runScript(
+        `def first():
+    muster = Muster(sys.argv[1], "sk_secret")
+    try:
+        return ["ok", ${expression}]
+    except Exception as error:
+        return outcome(error)
+async def second():
+    async with AsyncMuster(sys.argv[2], "sk_secret") as muster:
+        try:
+            return ["ok", await ${expression}]
+        except Exception as error:
+            return outcome(error)
+print(json.dumps([first(), asyncio.run(second())]))`,
+        servers.map(({ url }) => url),
+      )
+      assert.deepEqual(other, result)
+      const [requests, others] = servers.map(each => each.requests)
+      assert.deepEqual(
+        others.map(({ method, url }) => [method, url]),
+        requests.map(({ method, url }) => [method, url]),
+      )
+      return { result, requests }
+    } finally {
+      for (const server of servers) await server.close()
+    }
+  }
+
+  it('has a method for each operation, in both forms, that accepts the declared example', async () => {
+    const description = JSON.parse(fs.readFileSync(path.join(root, 'client/openapi.json'), 'utf8'))
+    const { commands } = JSON.parse(fs.readFileSync(path.join(root, 'client/commands.json'), 'utf8'))
+    const operations = Object.values<any>(description.paths).flatMap(each => Object.values<any>(each))
+    const calls = commands.map(({ id, words, fields, open }: any) => {
+      const { requestBody, 'x-stream': stream } = operations.find(each => each.operationId === id)
+      const content = requestBody?.content ?? {}
+      const example = content['application/json']?.example ?? content['multipart/form-data']?.example ?? {}
+      const outside = fields.filter((each: any) => each.in !== 'body').map((each: any) => each.name)
+      const args: Record<string, unknown> = {}
+      for (const { name, in: part, required } of fields)
+        if (part === 'path' || (part === 'query' && required)) args[name] = 'id'
+      const known = fields.map((each: any) => each.name)
+      for (const [name, value] of Object.entries(example)) {
+        const flat = outside.includes(name) ? `body_${name}` : name
+        if (name === stream?.selected_by?.name) continue
+        if (open && !known.includes(flat)) args.body = { ...(args.body as object), [name]: value }
+        else args[flat] = value
+      }
+      if (requestBody && !content['application/json']) args.file = 'x'
+      if (requestBody && !content['application/json'] && !content['multipart/form-data']) args.content_type = 'text/csv'
+      return {
+        words: words.map((each: string) => each.replaceAll('-', '_')),
+        args,
+        streams: stream?.selected_by != null,
+      }
+    })
+    assert.ok(calls.length > 480)
+    const problems = await runScript(
+      `import inspect, keyword
+muster, other = Muster("http://localhost"), AsyncMuster("http://localhost")
+safe = lambda name: name + "_" if keyword.iskeyword(name) else name
+problems = []
+for call in json.load(sys.stdin):
+    for client in (muster, other):
+        for last in [call["words"][-1]] + ([call["words"][-1] + "_stream"] if call["streams"] else []):
+            try:
+                target = client
+                for word in call["words"][:-1] + [last]:
+                    target = getattr(target, safe(word))
+                inspect.signature(target).bind(**{safe(name): value for name, value in call["args"].items()})
+            except (AttributeError, TypeError) as error:
+                problems.append([call["words"], str(error)])
+print(json.dumps(problems))`,
+      [],
+      JSON.stringify(calls),
+    )
+    assert.deepEqual(problems, [])
+  })
+
+  it('has types whose references exist, and is marked as typed', async () => {
+    const { count, marked } = await runScript(
+      `import typing, zipfile, muster_client.types as types
+found = [each for each in vars(types).values() if isinstance(each, type) and hasattr(each, "__required_keys__")]
+for each in found:
+    typing.get_type_hints(each)
+names = zipfile.ZipFile(sys.argv[1]).namelist()
+print(json.dumps({"count": len(found), "marked": "muster_client/py.typed" in names}))`,
+      [wheelFile()],
+    )
+    assert.ok(count > 700, String(count))
+    assert.ok(marked)
+  })
+
+  it('sends the names of the wire, null for None and nothing for an argument that is absent', async () => {
+    const { requests } = await both(
+      'muster.agents.update("agent_1/2", name="Grüße", description=None)',
+      json({ id: 'agent_1' }),
+    )
+    const [{ method, url, body, headers }] = requests
+    assert.deepEqual(
+      [method, url, JSON.parse(body)],
+      ['PATCH', '/api/v1/agents/agent_1%2F2', { name: 'Grüße', description: null }],
+    )
+    assert.equal(headers.authorization, 'Bearer sk_secret')
+    assert.match(headers['x-muster-client'] as string, /^\d+\.\d+\.\d+\/python3/)
+    const { requests: listed } = await both(
+      'muster.users.authored.list("user_1", from_="2026-01-01T00:00:00Z").page()',
+      json({ data: [] }),
+    )
+    assert.equal(listed[0].url, '/api/v1/users/user_1/authored?from=2026-01-01T00%3A00%3A00Z')
+  })
+
+  it('raises errors with code, hint and request ID, of the class of the status', async () => {
+    const { result } = await both(
+      'muster.agents.get("agent_1")',
+      refusal(404, 'RESOURCE_NOT_FOUND', { 'x-request-id': 'req_1' }),
+    )
+    const [name, { code, status, message, hint, request_id }] = result
+    assert.deepEqual(
+      [name, code, status, message, hint, request_id],
+      ['NotFound', 'RESOURCE_NOT_FOUND', 404, 'refused: RESOURCE_NOT_FOUND', 'hint', 'req_1'],
+    )
+    const page = await both('muster.agents.get("agent_1")', {
+      status: 200,
+      body: '<html>',
+      headers: { 'content-type': 'text/html' },
+    })
+    assert.deepEqual([page.result[0], page.result[1].reason], ['NoAnswer', 'type'])
+    const foreign = await both('muster.agents.get("agent_1")', { status: 418, body: 'tea' })
+    assert.deepEqual([foreign.result[0], foreign.result[1].reason], ['NoAnswer', 'broken'])
+  })
+
+  it('repeats a POST with one key, a DELETE whose answer was lost, and no change that is conditional', async () => {
+    const created = await both(
+      'muster.actors.create(name="Ann")',
+      { destroy: true },
+      refusal(503, 'SERVICE_NOT_READY'),
+      json({ id: 'a' }),
+    )
+    assert.deepEqual(created.result, ['ok', { id: 'a' }])
+    const keys = new Set(created.requests.map(({ headers }) => headers['idempotency-key']))
+    assert.equal(created.requests.length, 3)
+    assert.match([...keys].join(), /^[0-9a-f]{32}$/)
+    const deleted = await both('muster.actors.delete("a")', { destroy: true }, refusal(404, 'RESOURCE_NOT_FOUND'))
+    assert.deepEqual(deleted.result, ['ok', null])
+    const conditional = await both(
+      'muster.actors.update("a", name="b", request_options={"if_match": "x"})',
+      refusal(503, 'SERVICE_NOT_READY'),
+    )
+    assert.deepEqual([conditional.requests.length, conditional.requests[0].headers['if-match']], [1, 'x'])
+    const login = await both('muster.users.login(username="a", password="b")', { destroy: true })
+    assert.deepEqual([login.requests.length, login.requests[0].headers['idempotency-key']], [1, undefined])
+  })
+
+  it('waits as Retry-After says, at most 60 seconds, and for a request under the same key', async () => {
+    const waited = await both(
+      'muster.actors.get("a")',
+      refusal(429, 'RATE_LIMITED', { 'retry-after': '1' }),
+      json({ id: 'a' }),
+    )
+    assert.ok(waited.requests[1].at - waited.requests[0].at >= 900)
+    const late = await both('muster.actors.get("a")', refusal(429, 'RATE_LIMITED', { 'retry-after': '61' }))
+    assert.deepEqual([late.result[0], late.result[1].retry_after, late.requests.length], ['LimitExceeded', 61, 1])
+    const same = await both(
+      'muster.actors.create(name="a")',
+      refusal(409, 'IDEMPOTENCY_IN_PROGRESS', { 'retry-after': '0' }),
+      refusal(409, 'IDEMPOTENCY_IN_PROGRESS', { 'retry-after': '0' }),
+      refusal(409, 'IDEMPOTENCY_IN_PROGRESS', { 'retry-after': '0' }),
+      json({ id: 'a' }),
+    )
+    assert.deepEqual(same.result, ['ok', { id: 'a' }])
+  })
+
+  it('follows redirects of reads within the origin only', async () => {
+    const moved = await both(
+      'muster.actors.get("a")',
+      { status: 307, headers: { location: '/api/v1/actors/b' } },
+      json({ id: 'b' }),
+    )
+    assert.deepEqual([moved.result, moved.requests[1].url], [['ok', { id: 'b' }], '/api/v1/actors/b'])
+    for (const [call, location] of [
+      ['muster.actors.get("a")', 'http://127.0.0.1:1/x'],
+      ['muster.actors.create(name="a")', '/x'],
+    ]) {
+      const refused = await both(call, { status: 307, headers: { location } })
+      assert.deepEqual(
+        [refused.result[0], refused.result[1].reason, refused.requests.length],
+        ['NoAnswer', 'redirect', 1],
+      )
+    }
+  })
+
+  it('ends a try at its timeout, and shows the token in no error', async () => {
+    const late = await both('muster.actors.get("a", request_options={"timeout": 0.2, "max_retries": 0})', {
+      hang: true,
+    })
+    assert.deepEqual([late.result[0], late.result[1].reason], ['NoAnswer', 'timeout'])
+    const text = await runScript(`result = []
+for token, url in (("sk_secret\\n", "http://127.0.0.1:1"), ("sk_secret", "http://127.0.0.1:1")):
+    try:
+        Muster(url, token, max_retries=0).actors.get("a")
+    except Exception as error:
+        result.append(type(error).__name__ + repr(error))
+print(json.dumps(result))`)
+    assert.match(text[0], /^ValueError/)
+    assert.match(text[1], /^NoAnswer/)
+    assert.doesNotMatch(text.join(), /sk_secret/)
+  })
+
+  it('keeps connections for the next request, and replaces those that the service has closed', async () => {
+    const server = await startScripted(json({ id: 'a' }))
+    try {
+      const result = await runScript(
+        `muster = Muster(sys.argv[1], max_retries=0)
+for _ in range(3):
+    muster.actors.get("a")
+idle = muster._connection._pool._idle
+first = len(idle)
+idle[0].sock.shutdown(2)
+muster.actors.get("a")
+print(json.dumps([first, len(idle)]))`,
+        [server.url],
+      )
+      assert.deepEqual([result, server.requests.length], [[1, 1], 4])
+    } finally {
+      await server.close()
+    }
+  })
+
+  describe('with the service', () => {
+    const app: SessionApp = forSuite(startSessionApp)
+
+    it('creates, changes, pages and deletes', async () => {
+      const result = await runScript(
+        `muster = Muster(sys.argv[1], sys.argv[2])
+actor = muster.actors.create(name="Ann")
+seen = []
+muster.actors.get(actor["id"], request_options={"on_response": seen.append})
+muster.actors.update(actor["id"], name="Ben", request_options={"if_match": seen[0].etag})
+try:
+    muster.actors.update(actor["id"], name="Eve", request_options={"if_match": seen[0].etag})
+except MusterError as error:
+    refused = [error.code, error.status, error.request_id is not None]
+tags = muster.actors.tags.merge(actor["id"], body={"team": "desk"})
+data = muster.datasets.create(name="many")
+lines = b'{"input":[{"role":"user","content":"x"}]}\\n' * 120
+muster.datasets.items.import_file(data["id"], content_type="application/x-ndjson", file=io.BytesIO(lines))
+items = muster.datasets.items.list(data["id"], limit=50)
+many = [each["id"] for each in items]
+file = muster.files.upload(file=io.BytesIO("Grüße".encode()), filename="a b.txt", prefix="/docs")
+with muster.files.download(file["id"]) as content:
+    downloaded = [content.filename, content.text()]
+exported = len(list(muster.datasets.items.export(data["id"]).lines()))
+muster.actors.delete(actor["id"])
+print(json.dumps([refused, tags, len(many), len(set(many)), items.total, len(items.all(max=7)), downloaded, exported]))`,
+        [app.url, app.key.token as string],
+      )
+      assert.deepEqual(result, [
+        ['PRECONDITION_FAILED', 412, true],
+        { team: 'desk' },
+        120,
+        120,
+        120,
+        7,
+        ['a b.txt', 'Grüße'],
+        120,
+      ])
+    })
+
+    it('streams a turn over connections that are cut, without loss or repetition', async () => {
+      const text = 'Orders can be returned within thirty days, Grüße. '.repeat(3)
+      const { agentId, requests } = await app.scripted([{ reply: { text, chunk_words: 2, chunk_delay_ms: 1 } }])
+      const draw = random(7)
+      const cutter = await startCutter(new URL(app.url), () => 1 + draw(4000))
+      try {
+        const turns = await runScript(
+          `def named(events):
+    return [[each["event"], each.get("id"), each["data"]] for each in events]
+def turn():
+    muster = Muster(sys.argv[1], sys.argv[2], max_retries=1000)
+    stream = muster.agents.generate_stream(sys.argv[4], prompt="How long?")
+    events = list(stream)
+    whole = list(Muster(sys.argv[3], sys.argv[2]).generations.stream(stream.result()["id"]))
+    return [named(events) == named(whole), "".join(filter(None, map(piece, events)))]
+async def other():
+    async with AsyncMuster(sys.argv[1], sys.argv[2], max_retries=1000) as muster:
+        async with muster.agents.generate_stream(sys.argv[4], prompt="How long?") as stream:
+            return [True, "".join([each async for each in stream.text()])]
+from muster_client._calls import text_in as piece
+import muster_client._calls as calls
+calls.backoff = lambda tries: 0
+print(json.dumps([turn() for _ in range(10)] + [asyncio.run(other()) for _ in range(5)]))`,
+          [cutter.url, app.key.token as string, app.url, agentId],
+        )
+        assert.deepEqual(turns, Array(15).fill([true, text]))
+        assert.ok(cutter.cuts() > 7, `${cutter.cuts()} cuts`)
+        assert.equal((await requests()).length, 15)
+      } finally {
+        cutter.close()
+      }
+    })
+
+    it('reports work that fails, and ends a stream of which a task is cancelled', async () => {
+      const { agentId } = await app.scripted([{ reply: { error: { status: 400 } } }])
+      const failed = await runScript(
+        `muster = Muster(sys.argv[1], sys.argv[2])
+try:
+    muster.agents.generate_stream(sys.argv[3], prompt="x").result()
+except WorkFailed as error:
+    print(json.dumps([error.code is not None, bool(str(error))]))`,
+        [app.url, app.key.token as string, agentId],
+      )
+      assert.deepEqual(failed, [true, true])
+      const { agentId: slow } = await app.scripted([{ reply: { text: 'late', gate: 'python' } }])
+      const ended = await runScript(
+        `import threading, time
+async def main():
+    async with AsyncMuster(sys.argv[1], sys.argv[2]) as muster:
+        stream = muster.agents.generate_stream(sys.argv[3], prompt="x")
+        started = asyncio.Event()
+        async def read():
+            async for event in stream:
+                started.set()
+        task = asyncio.create_task(read())
+        await started.wait()
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            await stream.cancel()
+            return "cancelled"
+print(json.dumps(asyncio.run(main())))`,
+        [app.url, app.key.token as string, slow],
+      )
+      assert.equal(ended, 'cancelled')
+      await app.openGate('python')
+    })
+  })
+})
