@@ -11,6 +11,7 @@ import { createSecretBox, DEVELOPMENT_KEY } from '#core/secrets/secretbox.ts'
 import { WORKER_KINDS } from '#core/work/settings.ts'
 import { hasUsers } from '#identity/users/store.ts'
 import { modules } from '#modules.ts'
+import { checkBuild } from './doctor-build.ts'
 import { checkContent } from './doctor-content.ts'
 import { checkSettings } from './doctor-settings.ts'
 import { commandLog, type Environment, openDeployment } from './environment.ts'
@@ -65,6 +66,7 @@ async function runChecks(env: Environment): Promise<Check[]> {
           detail: `${variable}: ${message}`,
           fix: 'Correct the variable; run muster settings for its meaning.',
         }))
+  checks.push(checkBuild())
   if (!config) return checks
   const broken = new Set(problems.map(({ variable }) => variable))
   if (!broken.has('BASE_URL')) checks.push(checkBaseUrl(config))

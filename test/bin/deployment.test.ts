@@ -40,6 +40,30 @@ describe('files of a deployment', () => {
       assert.deepEqual(await launched(given), ['--preserve-symlinks', ...Object.values(given)])
     })
 
+    it('names the version that it needs in one line on another Node, as the operator commands do', async () => {
+      const folder = fs.mkdtempSync(path.join(tmpdir(), 'node-'))
+      try {
+        fs.writeFileSync(path.join(folder, 'node'), '#!/bin/sh\necho v22.20.0\n', { mode: 0o755 })
+        const launched = promisify(execFile)('bin/launch', ['src/web.ts'], {
+          cwd: root,
+          env: { PATH: `${folder}:/bin` },
+        })
+        await assert.rejects(launched, {
+          code: 1,
+          stdout: '',
+          stderr: 'muster: Node 24 or later is required, this is v22.20.0\n',
+        })
+        const older = `Object.defineProperty(process, 'versions', { value: { node: '22.20.0' } })`
+        const args = ['--import', `data:text/javascript,${encodeURIComponent(older)}`, 'bin/muster.mjs', 'migrate']
+        await assert.rejects(promisify(execFile)(process.execPath, args, { cwd: root }), {
+          code: 1,
+          stderr: `muster: Node 24 or later is required, this is ${process.version}\n`,
+        })
+      } finally {
+        fs.rmSync(folder, { recursive: true })
+      }
+    })
+
     it('alone has these flags', () => {
       const flags = read('bin/launch').match(/--[a-z-]+/g) ?? assert.fail()
       const units = fs.globSync('deploy/systemd/*', { cwd: root })
@@ -87,7 +111,7 @@ describe('files of a deployment', () => {
       const copied = stages[1].filter(({ name }) => name === 'COPY').flatMap(({ rest }) => rest.split(' ').slice(0, -1))
       for (const input of CONSOLE_INPUTS) assert.ok(copied.includes(input.split('/')[0]), input)
       assert.deepEqual(stages[1].at(-1), { name: 'RUN', rest: 'node scripts/build.ts' })
-      for (const built of ['docs/dist', 'console/dist'])
+      for (const built of ['docs/dist', 'console/dist', 'packages/dist', 'cli/dist'])
         assert.ok(only('COPY').includes(`--from=build /app/${built} ./${built}`), built)
     })
 

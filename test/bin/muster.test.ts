@@ -11,6 +11,7 @@ import { startWorkers } from '#core/work/worker.ts'
 import { expireQueue } from '#execution/approvals/queue.ts'
 import { createTurn } from '#execution/generations/request/create.ts'
 import { findEmbedded, startEmbedded } from '#local/postgres.ts'
+import { checkBuild } from '#operator/doctor-build.ts'
 import { withSettings } from '#operator/settings.ts'
 import { eventually, startApp } from '../support/app.ts'
 import { launch, run } from '../support/commands.ts'
@@ -208,6 +209,7 @@ describe('muster', function () {
         checks.map(({ name, status }) => `${name} ${status}`),
         [
           'configuration ok',
+          'build ok',
           'base url ok',
           'database ok',
           'clock ok',
@@ -231,6 +233,19 @@ describe('muster', function () {
       const named = of('configuration').map(({ detail }) => detail.split(':')[0])
       assert.deepEqual(named.sort(), ['BASE_URL', 'JWT_SECRET', 'PORT', 'WORKER_CONCURRENCY'])
       assert.equal(of('database')[0].status, 'ok')
+    })
+
+    it('names the parts that are not built', () => {
+      const folder = fs.mkdtempSync(path.join(tmpdir(), 'build-'))
+      try {
+        fs.mkdirSync(path.join(folder, 'cli/dist'), { recursive: true })
+        fs.writeFileSync(path.join(folder, 'cli/dist/main.js'), '')
+        const { status, detail } = checkBuild(folder)
+        const missing = 'not built: the console, the interactive reference, the packages of clients'
+        assert.deepEqual([status, detail], ['warn', missing])
+      } finally {
+        fs.rmSync(folder, { recursive: true })
+      }
     })
 
     it('warns of settings that are probably not intended', async () => {
