@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import pg from 'pg'
+import { z } from 'zod'
 import { usageOfRun, usageOfRuns } from '#automation/orchestrations/runs/reads/usage.ts'
 import { foldProject } from '#control/usage/folds.ts'
 import { rebuildSums, sumsMatchEvents } from '#control/usage/rebuild.ts'
@@ -154,8 +155,8 @@ describe('usage of runs', function () {
       )
     /** Events that the connection has read. */
     const countRead = (tx: Transaction): Promise<number> =>
-      tx.oneFirst(sql.unsafe`
-        select (pg_stat_get_xact_tuples_fetched('usage_events'::regclass) + pg_stat_get_xact_tuples_returned('usage_events'::regclass))::int`)
+      tx.oneFirst(sql.type(z.object({ count: z.int() }))`
+        select (pg_stat_get_xact_tuples_fetched('usage_events'::regclass) + pg_stat_get_xact_tuples_returned('usage_events'::regclass))::int as count`)
     /** Usage of the runs, and the number of events that were read for it. */
     const read = () =>
       inTransaction(app.services.pool, async tx => {
