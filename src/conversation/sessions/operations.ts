@@ -18,6 +18,7 @@ import { AcceptedReply, conversationTurnEvents, TurnResult } from '../dialog/mai
 import { MESSAGE_ORIGINS } from '../dialog/messages/model.ts'
 import { checkBodyParts } from '../dialog/messages/parts.ts'
 import { messageOrigin, messagePage } from '../dialog/messages/store.ts'
+import { actorOverviewOperation } from './actor-overview.ts'
 import { requestHuman } from './attention.ts'
 import { changeSession } from './change.ts'
 import { createSession, forkSession, projectOfAgent } from './create.ts'
@@ -441,6 +442,7 @@ export const sessionOperations: Operation[] = [
     },
   }),
   listForks,
+  actorOverviewOperation,
   streamOperation,
   sessionTicketOperation,
   typingOperation,
