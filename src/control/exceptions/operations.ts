@@ -1,4 +1,6 @@
+import { namesOf } from '#core/api/entry-fields.ts'
 import { equalsFilter, oneOf } from '#core/api/filters.ts'
+import { kinds } from '#core/api/kind.ts'
 import { type Operation, operation, result } from '#core/api/operation.ts'
 import { AppError, raise } from '#core/base/errors.ts'
 import { sql } from '#core/db/sql.ts'
@@ -113,11 +115,21 @@ const resolveMany = operation({
   },
 })
 
+/** Expression for the end user of the session of an exception `t`. */
+const actorOfSession = () => sql.fragment`(
+  select s.actor_id from ${sql.identifier([kinds.get('session').table])} s where s.id = t.detail ->> 'session_id')`
+
 export const exceptionOperations: Operation[] = [
   // exceptions_project serves the order; exceptions_unresolved, _kind, _agent and _run their filters.
   exceptions.list({
     summary: 'List exceptions',
     description: 'Newest first. Failures and anomalies filed by the platform or by callers.',
+    also: [
+      namesOf({
+        actor: { columns: ['id', 'name', 'external_id'], id: actorOfSession },
+        agent: { columns: ['name'] },
+      }),
+    ],
     filters: {
       status: oneOf('status', EXCEPTION_STATUSES),
       severity: oneOf('severity', SEVERITIES),

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { namesExpression } from '#core/api/entry-fields.ts'
 import { type Filters, filterSchema } from '#core/api/filters.ts'
 import { isIdOf, kinds } from '#core/api/kind.ts'
 import { pageOf, parsePage, parseTime } from '#core/api/lists.ts'
@@ -135,11 +136,50 @@ const Group = Figures.extend({
   ai_provider_id: z.string().nullable().describe('ID of the AI provider, if grouped by model'),
 })
 
+const groupName = (kind: string, what: string) =>
+  z
+    .string()
+    .nullable()
+    .optional()
+    .describe(`${what} of the ${kind}, if grouped by it. Null without permission to get the ${kind}.`)
+
 /** A group of an aggregate. */
 const RatedGroup = Group.extend({
   up: z.int().optional().describe('Number of ratings of 1 of the turns, if grouped by agent version'),
   down: z.int().optional().describe('Number of ratings of -1 of the turns, if grouped by agent version'),
+  agent_name: groupName('agent', 'Name'),
+  actor_name: groupName('actor', 'Name'),
+  actor_external_id: groupName('actor', 'External ID'),
 })
+
+/** Columns of the records that groups name, by dimension. */
+const NAMED_GROUPS: Partial<Record<GroupBy, readonly string[]>> = { agent: ['name'], actor: ['name', 'external_id'] }
+
+const namesRow = sql.type(z.object({ key: z.string(), names: z.record(z.string(), z.string().nullable()) }))
+
+/** Returns the names of the records of groups by key, in one statement; none for other dimensions. Primary key. */
+async function namesOfGroups(
+  { db, caller, project }: Pick<Context, 'db' | 'caller' | 'project'>,
+  dimension: GroupBy | null,
+  groups: readonly { key: string | null }[],
+): Promise<(key: string | null) => Record<string, string | null>> {
+  const columns = dimension && NAMED_GROUPS[dimension]
+  const keys = groups.flatMap(({ key }) => (key === null ? [] : [key]))
+  if (!columns) return () => ({})
+  const names = namesExpression({ caller, project }, dimension, columns, {
+    id: sql.fragment`g.key`,
+    project: sql.fragment`${project}`,
+  })
+  const rows =
+    keys.length === 0
+      ? []
+      : await db.any(namesRow`select g.key, ${names} as names from unnest(${sql.array(keys, 'text')}) as g (key)`)
+  const byKey = new Map(rows.map(({ key, names }) => [key, names]))
+  return key =>
+    Object.fromEntries(
+      columns.map(column => [`${dimension}_${column}`, byKey.get(key ?? '')?.[`${dimension}_${column}`] ?? null]),
+    )
+}
 
 const Aggregate = z
   .object({
@@ -205,6 +245,7 @@ const aggregateUsage = operation({
     const { project } = selection
     const ratings =
       group_by === 'agent_version' && project !== null ? await ratingsByVersion(db, { ...selection, project }) : null
+    const namesOf = await namesOfGroups({ ...context, project }, group_by, groups)
     const ratingsOf = (version: string | null) => {
       const { up = 0, down = 0 } = ratings?.find(({ key }) => key === version) ?? {}
       return ratings ? { up, down } : {}
@@ -222,6 +263,7 @@ const aggregateUsage = operation({
           ai_provider_id: group.ai_provider_id,
           ...figuresOf(group),
           ...ratingsOf(group.key),
+          ...namesOf(group.key),
         })),
         total,
         limit: page.limit,

@@ -5,7 +5,7 @@ import { SumsRow, usageSince } from '#control/usage/sums.ts'
 import { listAllowed, listTargetOf, visibleRows } from '#core/api/access.ts'
 import type { Kind } from '#core/api/kind.ts'
 import { itemOperation } from '#core/api/operation.ts'
-import { allOf, type Fragment, sql } from '#core/db/sql.ts'
+import { allOf, type Fragment, isoTime, sql } from '#core/db/sql.ts'
 import { reachOf } from '#core/iam/authority.ts'
 import type { Caller } from '#core/iam/caller.ts'
 import { APPROVAL_STATUSES, approvalKind } from '#execution/approvals/model.ts'
@@ -13,10 +13,8 @@ import { currentCondition, memoryKind, ownerColumn } from '#memory/facts/model.t
 import { withinReach } from '#memory/reach.ts'
 import { memoryStoreKind } from '#memory/stores/model.ts'
 import { Actor, actorKind } from '../actors/model.ts'
-import { MESSAGE_ORIGINS } from '../dialog/messages/model.ts'
-import { messageOrigin } from '../dialog/messages/store.ts'
 import { sessionKind, sessionStatus } from './kind.ts'
-import { messagePreview, PREVIEW_CHARS } from './message-preview.ts'
+import { previewFields, previewOfMessage } from './message-preview.ts'
 import { CONTROLS, SESSION_STATUSES } from './model.ts'
 
 /** Number of entries of each part. */
@@ -49,13 +47,7 @@ const Parts = z.object({
   messages: partOf('sessions:ListSessionMessages', 'messages of the sessions, including replies', {
     session_id: z.string(),
     document_id: z.string().describe('ID of the document with the text'),
-    role: z.enum(['user', 'assistant']).describe('Role of the message'),
-    origin: z.enum(MESSAGE_ORIGINS).describe('Origin of the message'),
-    preview: z
-      .string()
-      .nullable()
-      .describe(`The first ${PREVIEW_CHARS} characters of the text. Null if it was erased.`),
-    created_at: time,
+    ...previewFields,
   }),
   facts: partOf('memories:ListMemories', 'current facts of the stores that the caller may list', {
     id: z.string(),
@@ -115,9 +107,7 @@ const ActorOverview = Parts.extend({ actor: Actor.describe('The actor, with its 
 
 const partsRow = sql.type(Parts)
 
-const iso = (column: Fragment): Fragment =>
-  sql.fragment`to_char(${column} at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')`
-const createdAt = sql.fragment`'created_at', ${iso(sql.fragment`t.created_at`)}`
+const createdAt = sql.fragment`'created_at', ${isoTime(sql.fragment`t.created_at`)}`
 const NOTHING = sql.fragment`null::jsonb`
 
 /** Returns the condition of the rows `t` of a kind that the caller may list, with the other conditions; null if there can be none. */
@@ -171,9 +161,7 @@ const messagesOf = (sessions: Fragment | null): Fragment =>
           where ${sessions}),
         'newest', coalesce((
           select jsonb_agg(newest.entry order by newest.created_at desc, newest.position desc) from (
-            select m.created_at, m.position, jsonb_build_object('session_id', s.id, 'document_id', m.document_id,
-              'role', m.role, 'origin', ${messageOrigin}, 'preview', ${messagePreview},
-              'created_at', ${iso(sql.fragment`m.created_at`)}) as entry
+            select m.created_at, m.position, jsonb_build_object('session_id', s.id, 'document_id', m.document_id, ${previewOfMessage}) as entry
             from (select t.id, t.conversation_id from sessions t where ${sessions} order by ${activity} desc, t.id desc
               limit ${NEWEST}) s
             cross join lateral (
@@ -186,7 +174,7 @@ const tokensOf = (actorId: string): Fragment => sql.fragment`(
   select jsonb_build_object('revocations', a.token_version - 1,
     'open_streams', (select coalesce(sum(o.streams), 0) from open_streams o where o.subject = a.id),
     'limits', coalesce((
-      select jsonb_agg(jsonb_build_object('name', l.name, 'used', l.used, 'resets_at', ${iso(sql.fragment`l.resets_at`)})
+      select jsonb_agg(jsonb_build_object('name', l.name, 'used', l.used, 'resets_at', ${isoTime(sql.fragment`l.resets_at`)})
         order by l.name)
       from actor_limits l where l.subject = a.id and l.resets_at > now()), '[]'))
   from actors a where a.id = ${actorId})`
@@ -236,7 +224,7 @@ export const actorOverviewOperation = itemOperation(actorKind, {
           sql.fragment`sessions`,
           sessions,
           sql.fragment`'id', t.id, 'name', t.name, 'agent_id', t.agent_id, 'status', ${sessionStatus}, 'control', t.control,
-            'needs_attention', t.attention is not null, 'last_activity_at', ${iso(sql.fragment`t.last_activity_at`)}, ${createdAt}`,
+            'needs_attention', t.attention is not null, 'last_activity_at', ${isoTime(sql.fragment`t.last_activity_at`)}, ${createdAt}`,
           activity,
         )} as sessions,
         ${messagesOf(rowsOf(sessionKind, 'sessions:ListSessionMessages', ownSessions))} as messages,
@@ -279,7 +267,7 @@ export const actorOverviewOperation = itemOperation(actorKind, {
             sql.fragment`t.session_id in (select s.id from sessions s where s.actor_id = ${id})`,
           ),
           sql.fragment`'id', t.id, 'status', t.status, 'session_id', t.session_id,
-            'tool_name', t.proposed_action ->> 'tool_name', 'expires_at', ${iso(sql.fragment`t.expires_at`)}, ${createdAt}`,
+            'tool_name', t.proposed_action ->> 'tool_name', 'expires_at', ${isoTime(sql.fragment`t.expires_at`)}, ${createdAt}`,
         )} as approvals,
         ${allowed('actors:RevokeActorTokens', { kind: actorKind, row: actor }) ? tokensOf(id) : NOTHING} as tokens,
         ${

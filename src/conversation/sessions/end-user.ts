@@ -46,6 +46,10 @@ const sessionView = endUserView(
     'state',
     'title_error',
     'summary_error',
+    'actor_name',
+    'actor_external_id',
+    'agent_name',
+    'last_message',
   ],
 )
 

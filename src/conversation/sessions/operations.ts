@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { namesOf } from '#core/api/entry-fields.ts'
 import { columnFilter, containsFilter, equalsFilter, tagsFilter } from '#core/api/filters.ts'
 import type { Kind } from '#core/api/kind.ts'
 import { booleanQuery, enumListQuery, listTable, pageOf, timeInput } from '#core/api/lists.ts'
@@ -38,6 +39,7 @@ import { handBack } from './handback.ts'
 import { hideSession } from './hide.ts'
 import { sessionKind } from './kind.ts'
 import { replaySendMessage, sendMessage } from './message.ts'
+import { lastMessage } from './message-preview.ts'
 import {
   AttentionInput,
   CONTROLS,
@@ -223,6 +225,7 @@ export const sessionOperations: Operation[] = [
   // sessions_attention and sessions_tags.
   sessions.list({
     endUser: listAccess,
+    also: [namesOf({ actor: { columns: ['name', 'external_id'] }, agent: { columns: ['name'] } }), lastMessage],
     filters: {
       agent_id: equalsFilter('agent_id'),
       actor_id: equalsFilter('actor_id'),

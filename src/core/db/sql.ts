@@ -40,6 +40,10 @@ export const rawQuery = (text: string, values: unknown[] = []): QuerySqlToken =>
 /** Wraps a fragment built by pg-boss, without parameters. */
 export const rawFragment = (text: string): Fragment => Object.freeze({ ...sql.fragment``, sql: text })
 
+/** Returns an expression for a time as ISO text, which the driver returns for columns, for use in JSON. */
+export const isoTime = (column: Fragment): Fragment =>
+  sql.fragment`to_char(${column} at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')`
+
 /** Returns the text of a fragment without values, for a statement that Slonik does not send. */
 export function fragmentText({ sql: text, values }: Fragment): string {
   if (values.length > 0) throw new Error(`fragment with values: ${text}`)

@@ -2,6 +2,7 @@ import type { z } from 'zod'
 import { authorColumn, authorOf } from '../api/authors.ts'
 import { refuseDependents, removeRow, runDeleteHooks } from '../api/dependents.ts'
 import type { EndUserAccess } from '../api/end-user.ts'
+import type { EntryFields } from '../api/entry-fields.ts'
 import { type Filters, filterConditions, filterSchema } from '../api/filters.ts'
 import type { Made } from '../api/idempotency.ts'
 import { type Kind, type KindRow, pickFields, selectList, toPascalCase, type Values, withArticle } from '../api/kind.ts'
@@ -21,7 +22,7 @@ import type { Tags } from '../api/record.ts'
 import { requireReferences } from '../api/references.ts'
 import { replacedTags, tagOperations } from '../api/tags.ts'
 import type { ErrorCode, Problem } from '../base/errors.ts'
-import type { Fragment } from '../db/sql.ts'
+import { type Fragment, sql } from '../db/sql.ts'
 import { type Caller, principalRecord } from '../iam/caller.ts'
 import { requireVersion, versionAuthor } from './version.ts'
 import { type Restore, versionOperations } from './version-operations.ts'
@@ -96,6 +97,19 @@ export function resource<Row extends KindRow, Event extends string>(
   return new ResourceOperations(kind, at)
 }
 
+/** Returns columns with the entry fields of a list as `entry_fields`. */
+const withEntryFields = (
+  columns: Fragment,
+  also: EntryFields[],
+  context: Pick<Context, 'caller' | 'project'>,
+): Fragment =>
+  also.length === 0
+    ? columns
+    : sql.fragment`${columns}, ${sql.join(
+        also.map(({ select }) => select(context)),
+        sql.fragment` || `,
+      )} as entry_fields`
+
 type ResourceAt<Row> = Pick<ResourceFacts<Row>, 'path' | 'tag'> &
   Partial<Pick<ResourceFacts<Row>, 'module' | 'param' | 'noun' | 'nouns' | 'versions' | 'complete'>>
 
@@ -127,6 +141,8 @@ class ResourceOperations<Row extends KindRow, Event extends string> {
       filters?: F
       /** Schema of an entry, whose fields are columns; default the whole record. */
       entry?: z.ZodObject
+      /** Fields of an entry that are not in the record. */
+      also?: EntryFields[]
       pageSize?: Operation['pageSize']
       where?: (context: Context<any>) => (Fragment | null | undefined | false)[]
       visible?: (context: Context<any>) => Fragment
@@ -136,9 +152,16 @@ class ResourceOperations<Row extends KindRow, Event extends string> {
     } = {},
   ): Operation {
     const kind = this.#kind
-    const { path, tag, module, nouns } = this.#facts
-    const { filters = {}, entry, where, visible, order, bytes, ...more } = overrides
+    const { path, tag, module, noun, nouns } = this.#facts
+    const { filters = {}, entry, also = [], where, visible, order, bytes, ...others } = overrides
     const names = Object.keys(entry?.shape ?? {})
+    const record = (entry ?? kind.record) as z.ZodObject
+    const shape = Object.assign({}, ...also.map(fields => fields.shape)) as z.ZodRawShape
+    const more = Object.keys(shape)
+    const present = (row: Row & { entry_fields?: Record<string, unknown> }) => ({
+      ...(entry ? pickFields(row, names) : kind.present(row)),
+      ...Object.fromEntries(more.map(name => [name, row.entry_fields?.[name] ?? null])),
+    })
     return operation({
       id: `list${nouns}`,
       method: 'get',
@@ -149,19 +172,19 @@ class ResourceOperations<Row extends KindRow, Event extends string> {
       action: `${module}:List${nouns}`,
       lists: kind,
       query: filterSchema(filters),
-      answers: { 200: pageOf(entry ?? kind.record) },
-      ...(more as object),
+      answers: { 200: pageOf(also.length > 0 ? record.extend(shape).meta({ id: `${noun}Entry` }) : record) },
+      ...(others as object),
       run: context =>
         listTable<Row>(visible ? { ...context, visible: () => ({ rows: visible(context), all: false }) } : context, {
           table: kind.table,
           countKept: kind.countKept,
-          columns: entry ? selectList(names) : kind.columns,
+          columns: withEntryFields(entry ? selectList(names) : kind.columns, also, context),
           tags: kind.tags,
           path: kind.path !== undefined,
           filters: [...filterConditions(filters, context.query), ...(where?.(context) ?? [])],
           order: order?.(context),
           bytes,
-          present: row => (entry ? pickFields(row, names) : kind.present(row)),
+          present,
         }),
     })
   }

@@ -32,6 +32,10 @@ export const approvalView = endUserView(
     'edited_arguments',
     'execution',
     'updated_at',
+    'actor_id',
+    'actor_name',
+    'actor_external_id',
+    'agent_name',
   ],
 )
 

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { canSeeProject } from '#core/api/access.ts'
+import { namesOf } from '#core/api/entry-fields.ts'
 import { columnFilter, equalsFilter, oneOf } from '#core/api/filters.ts'
 import { isIdOf } from '#core/api/kind.ts'
 import { enumListQuery, integerQuery, MAX_INTEGER, pageOf, parseTime } from '#core/api/lists.ts'
@@ -116,6 +117,15 @@ export const approvalOperations: Operation[] = [
   // separate index.
   approvals.list({
     endUser: listAccess,
+    also: [
+      namesOf({
+        actor: {
+          columns: ['id', 'name', 'external_id'],
+          id: () => sql.fragment`(select g.actor_id from generations g where g.id = t.generation_id)`,
+        },
+        agent: { columns: ['name'] },
+      }),
+    ],
     filters: {
       status: oneOf('status', APPROVAL_STATUSES),
       origin: oneOf('origin', APPROVAL_ORIGINS),

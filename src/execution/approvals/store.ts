@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { pageResult } from '#core/api/lists.ts'
 import type { Context, Page } from '#core/api/operation.ts'
 import { newId } from '#core/base/ids.ts'
-import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { type Fragment, idStatement, isoTime, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { PrincipalRecord } from '#core/iam/caller.ts'
 import { type APPROVAL_STATUSES, type ApprovalRow, approvalKind, type Execution, type Recurrence } from './model.ts'
 
@@ -171,7 +171,7 @@ export function listRecurrences(
         group by a.project_id, a.dedup_key having count(*) >= ${min_count}) t
         cross join lateral (
           select json_agg(json_build_object('id', m.id, 'status', m.status, 'resolution_reason', m.resolution_reason,
-              'created_at', to_char(m.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'))
+              'created_at', ${isoTime(sql.fragment`m.created_at`)})
               order by m.created_at, m.id) as chain,
             coalesce(json_agg(m.resolution_reason order by m.created_at, m.id)
               filter (where m.resolution_reason <> ''), '[]') as reasons

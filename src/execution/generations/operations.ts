@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import type { Counts } from '#control/retention/erasure.ts'
+import { namesOf } from '#core/api/entry-fields.ts'
 import { columnFilter, equalsFilter, oneOf } from '#core/api/filters.ts'
 import { pickFields } from '#core/api/kind.ts'
 import { booleanQuery, integerQuery, MAX_INTEGER } from '#core/api/lists.ts'
@@ -301,6 +302,7 @@ export const generationOperations: Operation[] = [
     summary: 'List generations',
     description: 'Newest first, without outputs.',
     entry: GenerationListed,
+    also: [namesOf({ actor: { columns: ['name', 'external_id'] }, agent: { columns: ['name'] } })],
     filters: {
       status: oneOf('status', GENERATION_STATUSES),
       agent_version: columnFilter(

@@ -1,0 +1,25 @@
+import { Text } from '@mantine/core'
+import { useProjectId } from '#projects.ts'
+import * as strings from '#strings.ts'
+import { EntityLink } from './entity-link.tsx'
+import { visible } from './text.tsx'
+
+/** Fields of a list entry that name its end user; the names are null for those who may not read them. */
+type EndUserFields = { actor_id: string | null; actor_name: string | null; actor_external_id: string | null }
+
+/** The name of the end user of an entry as a link to its page, with its external ID; the ID where the name is not known. */
+export function EndUserLink({ entry }: { entry: EndUserFields }) {
+  const projectId = useProjectId()
+  const { actor_id, actor_name, actor_external_id } = entry
+  if (actor_id === null) return <>{strings.none}</>
+  return (
+    <>
+      <EntityLink kind="actor" id={actor_id} projectId={projectId} name={actor_name ?? undefined} />
+      {actor_external_id !== null && (
+        <Text size="xs" c="dimmed" className="mono">
+          {visible(actor_external_id)}
+        </Text>
+      )}
+    </>
+  )
+}
