@@ -10,6 +10,7 @@ import { mergeActor } from './merge.ts'
 import { Actor, ActorInput, ActorMerge, ActorPatch, actorKind } from './model.ts'
 import { PurgeAccepted, requestPurge, requireNotPurging } from './purge.ts'
 import { actors } from './resource.ts'
+import { foundActors } from './search.ts'
 import { countMessages, findOrCreateActor } from './store.ts'
 
 /** @throws AGENT_AND_CHAT_EXCLUSIVE if both links are set */
@@ -49,7 +50,14 @@ export const actorOperations: Operation[] = [
           where m.actor_id = t.id and m.conversation_id = ${id})`,
       ),
       tags: tagsFilter,
+      search: columnFilter(
+        textFilter.describe(
+          'Part of the name or external ID, case-insensitive; or an ID of the actor, or of a session, conversation or generation of it that the caller may list',
+        ),
+        () => null,
+      ),
     },
+    where: context => [context.query.search !== undefined && foundActors(context, context.query.search)],
   }),
   actors.get(),
   actors.update({

@@ -1,8 +1,9 @@
 import { z } from 'zod'
+import { listTargetOf, visibleRows } from '#core/api/access.ts'
 import { namesOf } from '#core/api/entry-fields.ts'
 import { columnFilter, containsFilter, equalsFilter, tagsFilter } from '#core/api/filters.ts'
-import type { Kind } from '#core/api/kind.ts'
-import { booleanQuery, enumListQuery, listTable, pageOf, timeInput } from '#core/api/lists.ts'
+import { type Kind, kinds } from '#core/api/kind.ts'
+import { booleanQuery, enumListQuery, listTable, pageOf, textFilter, timeInput } from '#core/api/lists.ts'
 import { type Context, itemOperation, type Operation, operation } from '#core/api/operation.ts'
 import { callerContext } from '#core/api/tool-context.ts'
 import { raise } from '#core/base/errors.ts'
@@ -14,6 +15,7 @@ import { turnFailures } from '#execution/generations/request/generate-request.ts
 import { replayTurnResponse, responseMode, WaitQuery } from '#execution/generations/request/respond.ts'
 import { replayToolOutputs, submitToolOutputs } from '#execution/generations/request/tool-outputs.ts'
 import { turnWaiting } from '#execution/generations/streams/events.ts'
+import { hasFoundActor } from '../actors/search.ts'
 import { clearMailbox } from '../dialog/mailbox/mailbox.ts'
 import { AcceptedReply, conversationTurnEvents, TurnResult } from '../dialog/mailbox/result.ts'
 import { MESSAGE_ORIGINS } from '../dialog/messages/model.ts'
@@ -219,10 +221,22 @@ const hidesForEndUsers = (remove: Operation): Operation => ({
     (context as Context).caller.end_user ? hideSession(context as never) : remove.run(context),
 })
 
+/** Condition of the sessions `t` that have a rating which the caller may list. By feedback_session. */
+function hasRating({ caller, project }: Pick<Context, 'caller' | 'project'>, rating: number) {
+  const { rows } = visibleRows(
+    caller,
+    { ...listTargetOf(kinds.get('feedback')), action: 'sessions:ListFeedback', project },
+    { project: sql.fragment`f.project_id`, id: sql.fragment`f.id`, parent: sql.fragment`f.session_id` },
+  )
+  // With a limit the planner probes the index for each session instead of reading the feedback of all.
+  return sql.fragment`(
+    select true from feedback f where f.session_id = t.id and f.rating = ${rating} and ${rows} limit 1)`
+}
+
 export const sessionOperations: Operation[] = [
   createOperation,
   // Order by sessions_project; filters by sessions_agent, sessions_actor, sessions_operated, sessions_assigned,
-  // sessions_attention and sessions_tags.
+  // sessions_attention, feedback_session and sessions_tags.
   sessions.list({
     endUser: listAccess,
     also: [namesOf({ actor: { columns: ['name', 'external_id'] }, agent: { columns: ['name'] } }), lastMessage],
@@ -239,9 +253,23 @@ export const sessionOperations: Operation[] = [
         control => sql.fragment`t.control = ${control}`,
       ),
       assigned_to: equalsFilter('assigned_to'),
-      attention: columnFilter(
-        booleanQuery.optional().describe('Whether a person is requested'),
-        isRequested => sql.fragment`(t.attention is not null) = ${isRequested}`,
+      attention: columnFilter(booleanQuery.optional().describe('Whether a person is requested'), isRequested =>
+        isRequested ? sql.fragment`t.attention is not null` : sql.fragment`t.attention is null`,
+      ),
+      actor: columnFilter(
+        textFilter.describe(
+          'Part of the name or external ID of the end user, or its ID. Requires `actors:GetActor` on the end user.',
+        ),
+        () => null,
+      ),
+      rating: columnFilter(
+        z
+          .enum(['1', '-1'])
+          .optional()
+          .describe(
+            'Rating that a message or turn of the session has: 1 – good, -1 – bad. Ratings that the caller may not list with `sessions:ListFeedback` do not count.',
+          ),
+        () => null,
       ),
       updated_after: columnFilter(
         timeInput.optional().describe('Time after which the session changed or the end user wrote'),
@@ -253,7 +281,11 @@ export const sessionOperations: Operation[] = [
         () => null,
       ),
     },
-    where: ({ query }) => [query.ephemeral ? sql.fragment`t.ephemeral` : sql.fragment`not t.ephemeral`],
+    where: context => [
+      context.query.ephemeral ? sql.fragment`t.ephemeral` : sql.fragment`not t.ephemeral`,
+      context.query.actor !== undefined && hasFoundActor(context, sql.fragment`t.actor_id`, context.query.actor),
+      context.query.rating !== undefined && hasRating(context, Number(context.query.rating)),
+    ],
   }),
   sessions.get({ endUser: sessionAccess() }),
   updateOperation,
