@@ -1,13 +1,134 @@
 import { Combobox, Group, Modal, Text, useCombobox } from '@mantine/core'
-import { IconFolder } from '@tabler/icons-react'
+import { useDebouncedValue } from '@mantine/hooks'
+import { listActors, listAgents, listSessions } from '@muster/client/operations'
+import { IconFolder, IconHash, IconMessages, IconRobot, IconUserCircle, type TablerIcon } from '@tabler/icons-react'
+import { useQuery } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
-import { useEffect, useState } from 'react'
+import { useEffect, useRef, useState } from 'react'
+import { api } from '#api.ts'
 import { visible } from '#components/text.tsx'
 import { usePermissions, useProjects } from '#projects.ts'
 import * as strings from '#strings.ts'
 import { maySee, NAVIGATION } from './navigation.ts'
 
-/** Opens a view or a project by its name. */
+const texts = strings.palette
+
+/** Entries of a kind that a search returns. */
+const FOUND = 5
+const TYPING_MS = 200
+/** Length of the part of an ID after its prefix. */
+const ID_LENGTH = 26
+
+/** Paths of the views of records, by the prefix of their IDs. */
+const PATHS: Record<string, string> = {
+  agent: 'agents',
+  actor: 'actors',
+  sess: 'sessions',
+  conv: 'conversations',
+  gen: 'traces',
+  tool: 'tools',
+  guard: 'guardrails',
+  dset: 'datasets',
+  eval: 'evals',
+  file: 'files',
+  doc: 'documents',
+  mstore: 'memory',
+  orch: 'orchestrations',
+  orch_run: 'runs',
+  wfl: 'workflows',
+  case: 'cases',
+  pbk: 'playbooks',
+  trg: 'triggers',
+  wh: 'webhooks',
+  form: 'formations',
+  pol: 'policies',
+  user: 'users',
+}
+
+type Entry = {
+  /** Unique among the entries. */
+  to: string
+  name: string
+  kind: string
+  /** What distinguishes it from others with its name. */
+  note?: string
+  icon: TablerIcon
+}
+
+/** Returns the views of a project and the other projects whose names contain a text. */
+function useNamed(projectId: string | undefined, search: string): Entry[] {
+  const { data } = useProjects()
+  const isAllowed = usePermissions(projectId)
+  const views = (projectId ? NAVIGATION.filter(view => maySee(view, isAllowed)) : []).map(({ name, path, icon }) => ({
+    to: `/p/${projectId}/${path}`,
+    name,
+    kind: texts.kinds.view,
+    icon,
+  }))
+  const projects = (data?.data ?? [])
+    // The open project is its views.
+    .filter(({ id }) => id !== projectId)
+    .map(({ id, name }) => ({ to: `/p/${id}/start`, name, kind: texts.kinds.project, icon: IconFolder }))
+  return [...views, ...projects].filter(({ name }) => name.toLowerCase().includes(search.toLowerCase()))
+}
+
+/** Returns the view of the record that a pasted ID names, if the user may see it. */
+function useRecordOfId(projectId: string | undefined, search: string): Entry[] {
+  const isAllowed = usePermissions(projectId)
+  const at = search.lastIndexOf('_')
+  const path = search.length - at - 1 === ID_LENGTH ? PATHS[search.slice(0, at)] : undefined
+  const view = NAVIGATION.find(each => each.path === path)
+  if (!projectId || !view || !maySee(view, isAllowed)) return []
+  return [{ to: `/p/${projectId}/${path}/${search}`, name: search, kind: view.name, icon: IconHash }]
+}
+
+/** Searches agents, end users and sessions of a project, of those kinds that the user may list. */
+function useFound(projectId: string | undefined, search: string): { entries: Entry[]; isSearching: boolean } {
+  const isAllowed = usePermissions(projectId)
+  const [typed] = useDebouncedValue(search, TYPING_MS)
+  const query = useQuery({
+    queryKey: ['palette', projectId, typed],
+    enabled: projectId !== undefined && typed.length > 1,
+    queryFn: async ({ signal }): Promise<Entry[]> => {
+      const bounds = { project_id: projectId as string, limit: FOUND }
+      const [agents, actors, sessions] = await Promise.all([
+        isAllowed(listAgents) ? listAgents(api, { ...bounds, name: typed }, { signal }).page() : null,
+        isAllowed(listActors) ? listActors(api, { ...bounds, search: typed }, { signal }).page() : null,
+        isAllowed(listSessions) ? listSessions(api, { ...bounds, name: typed }, { signal }).page() : null,
+      ])
+      const to = (path: string, id: string) => `/p/${projectId}/${path}/${id}`
+      return [
+        ...(actors?.data ?? []).map(({ id, name, external_id }) => ({
+          to: to('actors', id),
+          name,
+          kind: texts.kinds.actor,
+          note: external_id ?? undefined,
+          icon: IconUserCircle,
+        })),
+        ...(agents?.data ?? []).map(({ id, name }) => ({
+          to: to('agents', id),
+          name: name ?? strings.agents.unnamed,
+          kind: texts.kinds.agent,
+          icon: IconRobot,
+        })),
+        ...(sessions?.data ?? []).map(({ id, name, actor_name }) => ({
+          to: to('sessions', id),
+          name: name ?? strings.sessions.unnamed,
+          kind: texts.kinds.session,
+          note: actor_name ?? undefined,
+          icon: IconMessages,
+        })),
+      ]
+    },
+  })
+  const isCurrent = typed === search
+  return {
+    entries: isCurrent ? (query.data ?? []) : [],
+    isSearching: projectId !== undefined && search.length > 1 && (!isCurrent || query.isFetching),
+  }
+}
+
+/** Opens a view, a project, or a record of the project by its name or ID. */
 export function CommandPalette({
   projectId,
   isOpen,
@@ -17,28 +138,29 @@ export function CommandPalette({
   isOpen: boolean
   onClose: () => void
 }) {
-  const [search, setSearch] = useState('')
-  const { data } = useProjects()
-  const isAllowed = usePermissions(projectId)
+  const [typed, setTyped] = useState('')
+  const search = typed.trim()
   const navigate = useNavigate()
   const combobox = useCombobox({ opened: true })
+  const options = useRef<HTMLDivElement>(null)
+  const found = useFound(projectId, search)
+  const entries = [...useRecordOfId(projectId, search), ...useNamed(projectId, search), ...found.entries].filter(
+    ({ to }, index, all) => all.findIndex(each => each.to === to) === index,
+  )
+  const shown = entries.map(({ to }) => to).join()
+  // Another text marks its first entry.
+  useEffect(() => void combobox.selectFirstOption(), [search, isOpen])
+  // Entries that are found later do not move the mark.
   useEffect(() => {
-    combobox.selectFirstOption()
-  }, [search, isOpen])
-  const entries = [
-    ...(projectId ? NAVIGATION.filter(view => maySee(view, isAllowed)) : []).map(({ name, path, icon }) => ({
-      name,
-      to: `/p/${projectId}/${path}`,
-      icon,
-    })),
-    ...(data?.data ?? []).map(({ id, name }) => ({ name, to: `/p/${id}/start`, icon: IconFolder })),
-  ].filter(({ name }) => name.toLowerCase().includes(search.trim().toLowerCase()))
+    if (options.current?.querySelector('[data-combobox-selected]')) combobox.updateSelectedOptionIndex('selected')
+    else combobox.selectFirstOption()
+  }, [shown])
   const close = () => {
-    setSearch('')
+    setTyped('')
     onClose()
   }
   return (
-    <Modal opened={isOpen} onClose={close} title={strings.shell.commands} yOffset="12vh" centered={false}>
+    <Modal opened={isOpen} onClose={close} title={texts.title} yOffset="12vh" centered={false}>
       <Combobox
         store={combobox}
         onOptionSubmit={to => {
@@ -47,24 +169,29 @@ export function CommandPalette({
         }}
       >
         <Combobox.Search
-          value={search}
-          onChange={event => setSearch(event.currentTarget.value)}
-          placeholder={strings.shell.commandsHint}
-          aria-label={strings.shell.commandsHint}
+          value={typed}
+          onChange={event => setTyped(event.currentTarget.value)}
+          placeholder={texts.hint}
+          aria-label={texts.hint}
           data-autofocus
         />
-        <Combobox.Options mah={360} mt="sm" style={{ overflowY: 'auto' }} aria-label={strings.shell.commands}>
-          {entries.map(({ name, to, icon: Icon }) => (
+        <Combobox.Options mah={360} mt="sm" style={{ overflowY: 'auto' }} aria-label={texts.title} ref={options}>
+          {entries.map(({ name, to, kind, note, icon: Icon }) => (
             <Combobox.Option value={to} key={to}>
               <Group gap="sm" wrap="nowrap">
-                <Icon size={18} stroke={1.7} />
-                <Text size="sm" truncate>
+                <Icon size={18} stroke={1.7} aria-hidden />
+                <Text size="sm" truncate flex={1}>
                   {visible(name)}
+                </Text>
+                <Text size="xs" c="dimmed" truncate>
+                  {note === undefined ? kind : `${kind} · ${visible(note)}`}
                 </Text>
               </Group>
             </Combobox.Option>
           ))}
-          {entries.length === 0 && <Combobox.Empty>{strings.nothingFound}</Combobox.Empty>}
+          {entries.length === 0 && (
+            <Combobox.Empty>{found.isSearching ? texts.searching : strings.nothingFound}</Combobox.Empty>
+          )}
         </Combobox.Options>
       </Combobox>
     </Modal>

@@ -1,25 +1,29 @@
 import { Badge, Button, Group, Modal, Select, Stack, Text, TextInput } from '@mantine/core'
 import { useDisclosure } from '@mantine/hooks'
-import type { Session } from '@muster/client'
-import { createSession, listAgents, listSessions } from '@muster/client/operations'
+import type { Session, SessionEntry } from '@muster/client'
+import { createSession, getActor, listAgents, listFeedback, listSessions } from '@muster/client/operations'
 import { IconMessages, IconPlus } from '@tabler/icons-react'
 import { useMutation } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '#api.ts'
 import { useAgents } from '#choices.ts'
+import { EndUserLink } from '#components/end-user-link.tsx'
+import type { Filters } from '#components/filters.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { SubmitRow } from '#components/schema-form.tsx'
 import { Notice, Refused } from '#components/states.tsx'
 import { visible, When } from '#components/text.tsx'
-import { usePermissions, useProjectId } from '#projects.ts'
+import { useMe, usePermissions, useProjectId } from '#projects.ts'
 import * as strings from '#strings.ts'
 
 const texts = strings.sessions
+const filterTexts = strings.sessionFilters
 
 const POLL_MS = 10_000
 const STATUSES = ['open', 'closed', 'expired'] as const
+const RATINGS = ['1', '-1'] as const
 
 /** The summary of a session in the list. */
 export function SessionBadges({
@@ -42,19 +46,27 @@ export function SessionBadges({
   )
 }
 
-const sessionColumns = (projectId: string): Column<Session>[] => [
+const sessionColumns = (projectId: string): Column<SessionEntry>[] => [
   {
     title: strings.name,
     isWide: true,
-    cell: ({ id, name }) => (
+    cell: ({ id, name, last_message }) => (
       <>
         <RecordLink to={`/p/${projectId}/sessions/${id}`}>{visible(name ?? texts.unnamed)}</RecordLink>
-        <Text size="xs" c="dimmed" className="mono">
-          {id}
-        </Text>
+        {last_message?.preview ? (
+          <Text size="sm" c="dimmed" lineClamp={2} style={{ overflowWrap: 'anywhere' }}>
+            {texts.roles[last_message.origin]}: {visible(last_message.preview)}
+          </Text>
+        ) : (
+          <Text size="xs" c="dimmed" className="mono">
+            {id}
+          </Text>
+        )}
       </>
     ),
   },
+  { title: filterTexts.customer, cell: session => <EndUserLink entry={session} /> },
+  { title: texts.agent, cell: ({ agent_id, agent_name }) => visible(agent_name ?? agent_id) },
   { title: strings.state, cell: session => <SessionBadges session={session} /> },
   {
     title: texts.activity,
@@ -62,18 +74,76 @@ const sessionColumns = (projectId: string): Column<Session>[] => [
   },
 ]
 
+const HOURS = { day: 24, week: 7 * 24, month: 30 * 24 }
+type Period = keyof typeof HOURS
+
+/** Returns the filters of an address as arguments of the list. */
+function filterArgs({ q, status, agent, actor, attention, rating, assignee, time }: Filters) {
+  const hours: number | undefined = HOURS[time as Period]
+  return {
+    name: q,
+    status: STATUSES.filter(each => each === status),
+    agent_id: agent,
+    actor: actor?.trim() || undefined,
+    attention: attention === 'true' || undefined,
+    rating: RATINGS.find(each => each === rating),
+    assigned_to: assignee,
+    from: hours === undefined ? undefined : new Date(Date.now() - hours * 3_600_000).toISOString(),
+  }
+}
+
+function SessionFilters({ projectId }: { projectId: string }) {
+  const { data: me } = useMe()
+  const isAllowed = usePermissions(projectId)
+  const { choices: agents = [] } = useAgents(projectId)
+  return (
+    <>
+      <SearchField />
+      {isAllowed(getActor) && <SearchField name="actor" label={filterTexts.customer} />}
+      <ChoiceField
+        name="status"
+        label={strings.status}
+        choices={STATUSES.map(value => ({ value, label: texts.status[value] }))}
+      />
+      <ChoiceField
+        name="attention"
+        label={filterTexts.attention}
+        choices={[{ value: 'true', label: filterTexts.needsPerson }]}
+      />
+      {agents.length > 0 && <ChoiceField name="agent" label={texts.agent} choices={agents} />}
+      {isAllowed(listFeedback) && (
+        <ChoiceField
+          name="rating"
+          label={filterTexts.rating}
+          choices={RATINGS.map(value => ({ value, label: filterTexts.ratings[value] }))}
+        />
+      )}
+      {me && (
+        <ChoiceField
+          name="assignee"
+          label={filterTexts.assignee}
+          choices={[{ value: me.id, label: filterTexts.assignedToMe }]}
+        />
+      )}
+      <ChoiceField
+        name="time"
+        label={filterTexts.time}
+        choices={(Object.keys(HOURS) as Period[]).map(value => ({ value, label: filterTexts.times[value] }))}
+      />
+    </>
+  )
+}
+
 /** Sessions of a project. */
 export function Sessions() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
   const navigate = useNavigate()
   const [isCreating, creating] = useDisclosure()
-  const list = useList<Session>(
+  const list = useList<SessionEntry>(
     ['sessions', projectId],
-    async ({ q, status }, bounds, signal) => {
-      const chosen = STATUSES.filter(each => each === status)
-      return listSessions(api, { project_id: projectId, name: q, status: chosen, ...bounds }, { signal }).page()
-    },
+    async (filters, bounds, signal) =>
+      listSessions(api, { project_id: projectId, ...filterArgs(filters), ...bounds }, { signal }).page(),
     { pollMs: POLL_MS },
   )
   const columns = sessionColumns(projectId)
@@ -89,16 +159,7 @@ export function Sessions() {
         list={list}
         operation={listSessions}
         columns={columns}
-        fields={
-          <>
-            <SearchField />
-            <ChoiceField
-              name="status"
-              label={strings.status}
-              choices={STATUSES.map(value => ({ value, label: texts.status[value] }))}
-            />
-          </>
-        }
+        fields={<SessionFilters projectId={projectId} />}
         empty={
           <Notice icon={<IconMessages />} title={texts.empty} action={create} color="indigo">
             {texts.emptyText}

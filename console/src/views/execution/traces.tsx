@@ -5,6 +5,7 @@ import { IconPlayerPlay, IconTimeline } from '@tabler/icons-react'
 import { Link } from '@tanstack/react-router'
 import { api, POLL_MS } from '#api.ts'
 import { useAgents } from '#choices.ts'
+import { EndUserLink } from '#components/end-user-link.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { Notice } from '#components/states.tsx'
@@ -19,13 +20,13 @@ const SOURCES = ['eval', 'decider', 'memory_rule', 'ingestion']
 const between = (from: string | null, to: string | null): number | null =>
   from && to ? Math.max(0, Date.parse(to) - Date.parse(from)) : null
 
-const generationColumns = (projectId: string, nameOf: (id: string) => string): Column<GenerationListed>[] => [
+const generationColumns = (projectId: string): Column<GenerationListed>[] => [
   {
     title: strings.traces.turn,
     isWide: true,
-    cell: ({ id, agent_id, source }) => (
+    cell: ({ id, agent_id, agent_name, source }) => (
       <>
-        <RecordLink to={`/p/${projectId}/traces/${id}`}>{nameOf(agent_id)}</RecordLink>
+        <RecordLink to={`/p/${projectId}/traces/${id}`}>{visible(agent_name ?? agent_id)}</RecordLink>
         <Text size="xs" c="dimmed">
           <span className="mono">{id}</span>
           {source && ` · ${visible(strings.traces.sources[source] ?? source)}`}
@@ -33,6 +34,7 @@ const generationColumns = (projectId: string, nameOf: (id: string) => string): C
       </>
     ),
   },
+  { title: strings.endUsers.one, cell: turn => <EndUserLink entry={turn} /> },
   { title: strings.status, cell: ({ status }) => <Status status={status} /> },
   {
     title: strings.runs.tokens,
@@ -70,9 +72,9 @@ const useTraces = (projectId: string) =>
 export function Traces() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const { nameOf, choices = [] } = useAgents(projectId)
+  const { choices = [] } = useAgents(projectId)
   const list = useTraces(projectId)
-  const columns = generationColumns(projectId, nameOf)
+  const columns = generationColumns(projectId)
   return (
     <Page title={strings.nav.traces} intro={strings.traces.intro}>
       <ListView

@@ -1,0 +1,63 @@
+/** Texts of end users, of lists that name them, and of the search for anything. */
+
+export const endUsers = {
+  title: 'End users',
+  one: 'End user',
+  intro: 'The people who talk to your agents.',
+  empty: 'No end user yet',
+  emptyText: 'Applications create end users with their own IDs, through the API or with the first session.',
+  search: 'Name, external ID or any ID',
+  externalId: 'External ID',
+  lastSeen: 'Last message',
+  sessions: 'Sessions',
+  messages: 'Messages',
+  latestMessages: 'Latest messages',
+  facts: 'Facts',
+  fact: 'Fact',
+  files: 'Files',
+  size: 'Size',
+  approvals: 'Approvals',
+  tokens: 'Access',
+  revocations: 'Revocations of all tokens',
+  openStreams: 'Open streams',
+  used: (used: number) => `${used.toLocaleString()} used`,
+  usage: (days: number) => `Usage of ${days} days`,
+  tokenCount: 'Tokens',
+  cost: 'Cost',
+  unpriced: (calls: number) => `${calls.toLocaleString()} model calls have no price and are not in the cost`,
+  newestOf: (shown: number, count: number) => `The newest ${shown} of ${count.toLocaleString()}`,
+  all: 'Show all',
+  erased: 'Erased',
+  takeOver: (session: string) => `Take over ${session}`,
+  export: 'Export',
+  exportText: 'The messages of all sessions are saved as a file, one JSON object a line.',
+  purge: 'Erase content',
+  purgeText: (name: string) =>
+    `The messages, turns, facts and files of ${name} are erased in the background. Records stay without content. This cannot be undone.`,
+  purgeCounts: 'Stored about the end user at this moment:',
+  purged: 'The content is being erased',
+  revoke: 'End access',
+  revokeText: 'All tokens of the end user end with their open streams. Tokens that are issued later work.',
+  revoked: 'All tokens have ended',
+} as const
+
+export const sessionFilters = {
+  customer: 'End user',
+  lastMessage: 'Last message',
+  attention: 'Attention',
+  needsPerson: 'Needs a person',
+  rating: 'Rating',
+  ratings: { '1': 'Rated good', '-1': 'Rated bad' },
+  assignee: 'Assignee',
+  assignedToMe: 'Assigned to me',
+  time: 'Time',
+  times: { day: 'Created in 24 hours', week: 'Created in 7 days', month: 'Created in 30 days' },
+} as const
+
+export const palette = {
+  title: 'Go to …',
+  hint: 'View, project, agent, end user, session or any ID',
+  open: (kind: string) => `Open ${kind}`,
+  kinds: { view: 'View', project: 'Project', agent: 'Agent', actor: 'End user', session: 'Session', id: 'ID' },
+  searching: 'Searching …',
+} as const
