@@ -172,7 +172,9 @@ class ResourceOperations<Row extends KindRow, Event extends string> {
       action: `${module}:List${nouns}`,
       lists: kind,
       query: filterSchema(filters),
-      answers: { 200: pageOf(also.length > 0 ? record.extend(shape).meta({ id: entry?.meta()?.id ?? `${noun}Entry` }) : record) },
+      answers: {
+        200: pageOf(also.length > 0 ? record.extend(shape).meta({ id: entry?.meta()?.id ?? `${noun}Entry` }) : record),
+      },
       ...(others as object),
       run: context =>
         listTable<Row>(visible ? { ...context, visible: () => ({ rows: visible(context), all: false }) } : context, {
