@@ -52,6 +52,7 @@ const acknowledge = exceptions.action('acknowledge', {
   description: 'Acknowledging again has no effect; `acknowledged_by` is the first user.',
   answers: { 200: Exception },
   raises: ['EXCEPTION_ALREADY_RESOLVED'],
+  decision: () => ({ decision: 'acknowledged' }),
   async run({ tx, resource: { id }, caller }) {
     const row = await acknowledgeOpen(tx, id, caller.user.id)
     if (row) {
@@ -71,6 +72,7 @@ const resolve = exceptions.action('resolve', {
   bodyOptional: true,
   answers: { 200: Exception },
   raises: ['EXCEPTION_ALREADY_RESOLVED'],
+  decision: ({ body }) => ({ decision: 'resolved', reason: body?.note }),
   async run({ tx, resource: { id }, caller, body }) {
     const [row] = await resolveExceptions(tx, [id], { userId: caller.user.id, note: body?.note ?? null })
     if (!row)
@@ -99,11 +101,13 @@ const resolveMany = operation({
   about: exceptionKind,
   body: ResolveManyInput,
   answers: { 200: ResolveManyResult },
-  async run({ tx, body: { ids, note }, caller, visible }) {
+  decision: ({ body: { note } }) => ({ decision: 'resolved', reason: note }),
+  async run({ tx, body: { ids, note }, caller, visible, audit }) {
     const permitted = visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }).rows
     const existing = new Set((await listExceptionsById(tx, ids, permitted)).map(({ id }) => id))
     const rows = await resolveExceptions(tx, [...existing], { userId: caller.user.id, note: note ?? null })
     for (const row of rows) tx.emit(exceptionKind, 'resolved', row)
+    audit.detail.resolved = rows.map(({ id }) => id)
     const resolvedById = new Map(rows.map(row => [row.id, exceptionKind.present(row)]))
     return {
       results: ids.map(id => {

@@ -20,7 +20,7 @@ import { turnInput } from './turns.ts'
 
 type HandbackContext = Pick<
   Context<unknown, z.output<typeof HandbackInput> | undefined, SessionRow>,
-  'tx' | 'services' | 'body' | 'caller' | 'resource' | 'audit'
+  'tx' | 'services' | 'body' | 'caller' | 'resource'
 >
 
 type Handback = {
@@ -36,10 +36,9 @@ type Handback = {
  * @throws FORBIDDEN for background work, SESSION_CLOSED, SESSION_EXPIRED, SESSION_NOT_UNDER_OPERATOR; with `generate` the
  *   refusal of the turn
  */
-export async function handBack({ tx, services, body = {}, caller, resource, audit }: HandbackContext) {
+export async function handBack({ tx, services, body = {}, caller, resource }: HandbackContext) {
   requirePerson(caller, OPERATE_ACTION)
   const { user, principal } = caller
-  audit.detail.operator_id = user.id
   const { session, conversation } = await lockSessionAndConversation(tx, resource)
   requireOpen(session)
   requireOperatorControl(session)

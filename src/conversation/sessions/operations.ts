@@ -183,6 +183,13 @@ const takeoverOperation = itemOperation(sessionKind, {
   answers: { 200: Session },
   raises: ['SESSION_CLOSED', 'SESSION_EXPIRED'],
   prepare: checkAssignee,
+  // Notes to the agent are messages, which can be erased, and not in the entry.
+  decision: ({ body, caller }) => ({
+    decision: 'taken_over',
+    operator_id: caller.user.id,
+    assigned_to: body?.assignee_user_id ?? caller.user.id,
+    running: body?.running,
+  }),
   run: async context => sessionKind.present(await takeOver(context)),
 })
 
@@ -439,6 +446,7 @@ export const sessionOperations: Operation[] = [
       'SESSION_EXPIRED',
       'SESSION_NOT_UNDER_OPERATOR',
     ],
+    decision: ({ caller }) => ({ decision: 'handed_back', operator_id: caller.user.id }),
     async run(context) {
       const { session, generation_id } = await handBack(context)
       return { ...sessionKind.present(session), generation_id }

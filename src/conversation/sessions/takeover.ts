@@ -22,7 +22,7 @@ export const OPERATE_ACTION = 'sessions:OperateSession'
 
 type TakeoverContext = Pick<
   Context<unknown, z.output<typeof TakeoverInput> | undefined, SessionRow>,
-  'tx' | 'services' | 'body' | 'caller' | 'resource' | 'audit'
+  'tx' | 'services' | 'body' | 'caller' | 'resource'
 >
 
 /**
@@ -43,7 +43,7 @@ export async function checkAssignee({ services, body, caller, resource }: Omit<T
  * and a turn that has not started end, the running turn finishes or is aborted, and no reply starts until the handback.
  * @throws SESSION_CLOSED, SESSION_EXPIRED
  */
-export async function takeOver({ tx, services, body = {}, caller, resource, audit }: TakeoverContext) {
+export async function takeOver({ tx, services, body = {}, caller, resource }: TakeoverContext) {
   const { session, conversation } = await lockSessionAndConversation(tx, resource)
   requireOpen(session)
   const assigned_to = body.assignee_user_id ?? caller.user.id
@@ -66,7 +66,6 @@ export async function takeOver({ tx, services, body = {}, caller, resource, audi
   const generation_id = isFinishing ? running.generation_id : null
   addSessionFrame(tx, conversation, { event: 'control' })
   tx.emit(sessionKind, 'taken_over', next, { extra: { operator_id: caller.user.id, generation_id } })
-  Object.assign(audit.detail, { operator_id: caller.user.id, assigned_to })
   return next
 }
 

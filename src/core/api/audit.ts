@@ -13,6 +13,16 @@ export type AuditDraft = {
   counted?: boolean
 }
 
+/** Terms of a decision of a person. */
+export type Decision = {
+  /** Outcome, such as `approved`. */
+  decision: string
+  reason?: string | null
+  /** Names of the arguments or fields that the person changed or filled in. Values may be secrets or erasable content. */
+  edited?: string[]
+  [term: string]: string | string[] | null | undefined
+}
+
 /** Returns the first `max` characters of a request text, without characters that PostgreSQL cannot store. */
 export const auditText = (text: string, max = 200): string => storableText(text.slice(0, max))
 
@@ -24,4 +34,20 @@ export function auditDetail(draft: AuditDraft, caller: Caller): Record<string, u
   if (caller.credential.type === 'run') detail.run_as = caller.principal
   else if (caller.credential.client_id !== undefined) detail.oauth_client_id = caller.credential.client_id
   return Object.keys(detail).length > 0 ? detail : null
+}
+
+/** Maximum length of a reason, and number of names, in an entry. */
+const MAX_REASON = 2000
+const MAX_EDITED = 50
+
+/**
+ * Returns the terms of a decision for the audit entry. The reason of an end user is omitted: it is erasable content, which an
+ * entry must not keep.
+ */
+export function decisionDetail({ reason, edited, ...terms }: Decision, { end_user }: Caller): Record<string, unknown> {
+  return {
+    ...Object.fromEntries(Object.entries(terms).filter(([, value]) => value !== undefined)),
+    ...(edited && { edited: edited.slice(0, MAX_EDITED).map(name => auditText(name)) }),
+    ...(reason && !end_user && { reason: auditText(reason, MAX_REASON) }),
+  }
 }

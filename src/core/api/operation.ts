@@ -9,7 +9,7 @@ import type { Queryable } from '../db/sql.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { RowColumns, VisibleRows } from '../iam/row-filter.ts'
 import type { Outbox, Tx } from '../writes/writer.ts'
-import type { AuditDraft } from './audit.ts'
+import type { AuditDraft, Decision } from './audit.ts'
 import type { CallSurface, ClientInput, Origin, RequestFacts } from './call.ts'
 import type { EndUserAccess } from './end-user.ts'
 import type { Made, ReplayCondition } from './idempotency.ts'
@@ -308,6 +308,11 @@ export type Operation = {
   endUser: EndUserAccess | null
   /** Does slow work that needs no connection, such as hashing, before the transaction of `run`. */
   prepare: ((context: Context<never, never, never, never>) => Promise<unknown>) | null
+  /**
+   * For decisions of people: returns the terms that the audit entry records, also if the decision is refused. `resource` is
+   * the row before it.
+   */
+  decision: ((context: Context<never, never, never, never>) => Decision) | null
   run(context: Context<never, never, never, never>): Promise<unknown>
   /**
    * Answers a repeat after the first request was lost following its commit: rebuilds the response from `made`, waits for the
@@ -384,6 +389,7 @@ type RunHandlers<Q extends z.ZodType | undefined, B extends z.ZodType | undefine
   validate?(input: ValidateInput<BodyOf<B>>): unknown
   warnings?(input: WarningInput<BodyOf<B>>): Problem[]
   prepare?(context: Context<QueryOf<Q>, BodyOf<B>, R>): Promise<P>
+  decision?(context: Context<QueryOf<Q>, BodyOf<B>, R>): Decision
   run(context: Context<QueryOf<Q>, BodyOf<B>, R, P>): Promise<unknown>
   again?(context: Context<QueryOf<Q>, BodyOf<B>, R, P>, made: Made): Promise<unknown>
 }
@@ -435,6 +441,7 @@ export function itemOperation<
     joined: declaration.joined ?? false,
     decide: declaration.decide as Operation['decide'],
     prepare: (declaration.prepare ?? null) as Operation['prepare'],
+    decision: (declaration.decision ?? null) as Operation['decision'],
     run: declaration.run as Operation['run'],
     again: (declaration.again ?? null) as Operation['again'],
   }
@@ -453,6 +460,7 @@ export function operation<
     cache: null,
     joined: false,
     prepare: (declaration.prepare ?? null) as Operation['prepare'],
+    decision: (declaration.decision ?? null) as Operation['decision'],
     run: declaration.run as Operation['run'],
     again: (declaration.again ?? null) as Operation['again'],
   }

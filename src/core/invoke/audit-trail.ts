@@ -1,5 +1,5 @@
-import { auditDetail, auditText } from '../api/audit.ts'
-import type { OperationResult } from '../api/operation.ts'
+import { auditDetail, auditText, decisionDetail } from '../api/audit.ts'
+import type { Context, OperationResult } from '../api/operation.ts'
 import type { AppError } from '../base/errors.ts'
 import { settledWithin } from '../base/event-loop.ts'
 import { processSingleton } from '../base/process-singleton.ts'
@@ -38,6 +38,12 @@ export function auditEntry(inv: Invocation, status: number, createdId: string | 
     user_agent: userAgent?.slice(0, 512) ?? null,
     detail: auditDetail(audit, caller),
   })
+}
+
+/** Adds the decision of a person to the audit entry, before it is made or refused. */
+export function recordDecision({ operation, audit }: Invocation, context: Context<any, any, any>): void {
+  const decision = operation.decision?.(context as never)
+  if (decision) Object.assign(audit.detail, decisionDetail(decision, context.caller))
 }
 
 /** Adds the names of the fields changed by an update to the audit entry, without their values. */

@@ -10,7 +10,7 @@ import { isForeignKeyViolation, isProjectDeleted } from '../db/sql.ts'
 import { withTenant } from '../db/tenant-context.ts'
 import { withTriggerChain } from '../db/trigger-chain.ts'
 import { insufficientScope } from '../iam/challenges.ts'
-import { auditRefusal } from './audit-trail.ts'
+import { auditRefusal, recordDecision } from './audit-trail.ts'
 import { authorize, refuseIfNeverAllowed } from './authorize.ts'
 import { countEndUserCall, endUserResult, releaseStream, takeStream } from './end-user.ts'
 import { claimKey, replayResponse, responseForDeleted, storeRefusal } from './idempotent-replay.ts'
@@ -83,6 +83,7 @@ async function runSteps(inv: Invocation): Promise<OperationResult> {
     await authorize(recheck, caller)
     return caller
   })
+  recordDecision(inv, context)
   if (operation.method === 'post' && !operation.reads) {
     const stored = await claimKey(inv)
     if (stored) {

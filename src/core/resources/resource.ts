@@ -1,4 +1,5 @@
 import type { z } from 'zod'
+import type { Decision } from '../api/audit.ts'
 import { authorColumn, authorOf } from '../api/authors.ts'
 import { refuseDependents, removeRow, runDeleteHooks } from '../api/dependents.ts'
 import type { EndUserAccess } from '../api/end-user.ts'
@@ -453,6 +454,7 @@ class ResourceOperations<Row extends KindRow, Event extends string> {
         find?: Kind<Row>['find']
         joined?: boolean
         decide?: (caller: Caller, row: Row, surface: string) => GateVerdict
+        decision?(context: ActionContext<Q, B, Row>): Decision
         run(context: ActionContext<Q, B, Row>): Promise<unknown>
         again?(context: ActionContext<Q, B, Row>, made: Made): Promise<unknown>
       },

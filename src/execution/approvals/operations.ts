@@ -1,3 +1,4 @@
+import { isDeepStrictEqual } from 'node:util'
 import { z } from 'zod'
 import { canSeeProject } from '#core/api/access.ts'
 import { namesOf } from '#core/api/entry-fields.ts'
@@ -6,6 +7,7 @@ import { isIdOf } from '#core/api/kind.ts'
 import { enumListQuery, integerQuery, MAX_INTEGER, pageOf, parseTime } from '#core/api/lists.ts'
 import { type Context, type Operation, operation, result } from '#core/api/operation.ts'
 import { AppError } from '#core/base/errors.ts'
+import { isObject } from '#core/base/exact-json.ts'
 import { type Fragment, sql } from '#core/db/sql.ts'
 import { resource } from '#core/resources/resource.ts'
 import { approvalAccess, listAccess } from './end-user.ts'
@@ -51,6 +53,17 @@ const expiryFilter = (describe: string, compare: (time: Fragment) => Fragment) =
 const DECLINED = 'Declined by the end user'
 
 const raises = ['APPROVAL_ALREADY_RESOLVED', 'APPROVAL_NOT_FOUND'] as const
+
+const givenReason = (value: unknown): string | null => (typeof value === 'string' ? value.trim() : null)
+
+/** Returns the names of the arguments that an approval changes; undefined without edited arguments. */
+function editedNames({ proposed_action }: ApprovalRow, edited: unknown): string[] | undefined {
+  if (!isObject(edited)) return undefined
+  const proposed = proposed_action?.arguments ?? {}
+  return [...new Set([...Object.keys(proposed), ...Object.keys(edited)])].filter(
+    name => !isDeepStrictEqual(proposed[name], edited[name]),
+  )
+}
 
 /** Resolves the approval of a request and returns the response. */
 async function resolveOne(
@@ -105,10 +118,7 @@ async function resolveEach(
       results.push({ id, approval: null, error: recordedRefusal(error) })
     }
   }
-  Object.assign(context.audit.detail, {
-    decision: status,
-    resolved: results.flatMap(each => (each.error ? [] : each.id)),
-  })
+  context.audit.detail.resolved = results.flatMap(each => (each.error ? [] : each.id))
   return { results }
 }
 
@@ -169,6 +179,7 @@ export const approvalOperations: Operation[] = [
     answers: { 200: Approval },
     raises: [...raises, 'APPROVAL_EXPIRED', 'APPROVAL_INVALID_EDIT'],
     transaction: false,
+    decision: ({ resource, body }) => ({ decision: 'approved', edited: editedNames(resource, body?.arguments) }),
     async run(context) {
       const { services, caller, resource, body } = context
       const value = body?.arguments
@@ -190,6 +201,7 @@ export const approvalOperations: Operation[] = [
     answers: { 200: Approval },
     raises: [...raises, 'APPROVAL_REASON_REQUIRED'],
     transaction: false,
+    decision: ({ body }) => ({ decision: 'rejected', reason: givenReason(body?.reason) }),
     run: context =>
       resolveOne(context, {
         status: 'rejected',
@@ -213,6 +225,7 @@ export const approvalOperations: Operation[] = [
     answers: { 200: ResolvedApproval },
     raises: ['APPROVAL_REASON_REQUIRED'],
     transaction: false,
+    decision: ({ body: { decision, reason } }) => ({ decision, reason: givenReason(reason) }),
     run: context => resolveEach(context, []),
     again: (context, made) => resolveEach(context, made.resolved as string[]),
   }),

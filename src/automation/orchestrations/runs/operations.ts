@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { requirePerson } from '#core/api/access.ts'
+import type { Decision } from '#core/api/audit.ts'
 import { columnFilter, equalsFilter, type Filters, filterConditions, filterSchema, oneOf } from '#core/api/filters.ts'
 import { booleanQuery, listTable, pageOf, textFilter } from '#core/api/lists.ts'
 import { metadataBag } from '#core/api/metadata.ts'
@@ -7,6 +8,7 @@ import { type Context, itemOperation, type Operation, operation, result } from '
 import { projectField } from '#core/api/record.ts'
 import { callerContext, ToolContextInput } from '#core/api/tool-context.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
+import { isObject } from '#core/base/exact-json.ts'
 import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import { sql } from '#core/db/sql.ts'
@@ -293,6 +295,17 @@ const repeatCommand = async (
 ): Promise<unknown> =>
   presentWaitedRun(services, caller, wait ? await waitForRun(services, resource.id, request) : { row: resource })
 
+/** Returns the terms of an answer: the option of the node that was chosen, and the names of the fields that were filled in. */
+function inputDecision({ required_actions }: RunRow, node_id: string, output: unknown): Decision {
+  const fields = isObject(output) ? output : {}
+  const options = required_actions.find(action => action.node_id === node_id)?.options ?? []
+  return {
+    decision: options.find(option => option === fields.choice) ?? 'answered',
+    node_id,
+    edited: Object.keys(fields),
+  }
+}
+
 export const runOperations: Operation[] = [
   start,
   listRuns,
@@ -343,6 +356,7 @@ export const runOperations: Operation[] = [
     answers: { 200: OrchestrationRun },
     raises: ['ORCHESTRATION_HUMAN_NODE_MISMATCH', 'ORCHESTRATION_RUN_NOT_AWAITING_INPUT', 'ORCHESTRATION_RUN_PAUSED'],
     transaction: false,
+    decision: ({ resource, body: { node_id, output } }) => inputDecision(resource, node_id, output),
     run: context =>
       executeCommand(context, context.body.wait !== false, (tx, awaited) =>
         submitInput(tx, context.services, context.resource.id, context.body.node_id, context.body.output, awaited),

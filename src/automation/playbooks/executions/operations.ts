@@ -222,6 +222,12 @@ export const executionOperations: Operation[] = [
     bodyLimit,
     answers: { 200: PlaybookExecution },
     raises: ['PLAYBOOK_EXECUTION_CONFLICT', 'FILE_NOT_FOUND', 'RESOURCE_NOT_FOUND'],
+    decision: ({ params, body }) => ({
+      decision: 'completed',
+      step: params.step_key,
+      edited: Object.keys(body?.result ?? {}),
+      reason: body?.note,
+    }),
     async run(context) {
       const { resource, params, body } = context
       const completion = { result: body?.result ?? {}, note: body?.note ?? null, evidence: body?.evidence ?? [] }
@@ -242,6 +248,7 @@ export const executionOperations: Operation[] = [
     body: SkipInput,
     answers: { 200: PlaybookExecution },
     raises: ['PLAYBOOK_EXECUTION_CONFLICT', 'RESOURCE_NOT_FOUND'],
+    decision: ({ params, body }) => ({ decision: 'skipped', step: params.step_key, reason: body.reason }),
     async run(context) {
       const { resource, params, body } = context
       return presentLocked(context, await skipStep(context, resource, params.step_key, body.reason))
@@ -259,6 +266,11 @@ export const executionOperations: Operation[] = [
     body: AssignInput,
     answers: { 200: PlaybookExecution },
     raises: ['PLAYBOOK_EXECUTION_CONFLICT', 'RESOURCE_NOT_FOUND'],
+    decision: ({ params, body: { assignee } }) => ({
+      decision: 'assigned',
+      step: params.step_key,
+      assigned_to: assignee,
+    }),
     async run(context) {
       const { resource, params, body } = context
       return presentLocked(context, await assignStep(context, resource, params.step_key, body.assignee))

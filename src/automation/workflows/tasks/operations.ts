@@ -147,6 +147,7 @@ export const taskOperations: Operation[] = [
     action: 'tasks:TransitionTask',
     body: TransitionInput,
     answers: { 200: Task },
+    decision: ({ body: { transition, note } }) => ({ decision: transition, reason: note }),
     raises: [
       'TASK_TRANSITION_NOT_FOUND',
       'INVALID_TOOL_CONTEXT_KEY',
