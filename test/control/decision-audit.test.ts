@@ -160,7 +160,7 @@ describe('the audit entry of a decision', function () {
       assert.ok(!JSON.stringify(detail).includes(SECRET))
     })
 
-  it('has the outcome that a request wanted which came too late', async () => {
+  it('has the outcome of a request that came too late', async () => {
     const { id } = await approval()
     await decide(`/approvals/${id}/reject`, { reason: 'no' })
     expectStatus(await person.post(`/approvals/${id}/approve`), 409)

@@ -1,5 +1,6 @@
 import { endUserContent, turnContent } from '#control/retention/erasure.ts'
 import { actorMergeHooks } from '#conversation/actors/merge.ts'
+import { approvalContextOperation } from '#conversation/sessions/approval-context.ts'
 import { isOwnSession, ownSessionIds } from '#conversation/sessions/end-user.ts'
 import { sessionFieldContent } from '#conversation/sessions/erase.ts'
 import { sessionErrors } from '#conversation/sessions/errors.ts'
@@ -46,7 +47,7 @@ export default module('conversations', {
     }),
   ],
   eventSources: [messageEvents],
-  operations: [...conversationOperations, ...summaryOperations, ...sessionOperations],
+  operations: [...conversationOperations, ...summaryOperations, ...sessionOperations, approvalContextOperation],
   work: [summaryWork, titleWork],
   handlers: [...turnHandlers, expiryHandler, sessionExpiryHandler],
   schedules: [...turnSchedules, expirySchedule, sessionExpirySchedule],
