@@ -11,7 +11,6 @@ import {
   Modal,
   NavLink,
   Notification,
-  Text,
 } from '@mantine/core'
 import * as strings from './strings.ts'
 
@@ -43,7 +42,6 @@ export const theme = createTheme({
     Notification: Notification.extend({ defaultProps: closable }),
     // Not extended, which would load it: a list does not open where a dialog begins with one.
     Select: { defaultProps: { openOnFocus: false } },
-    Text: Text.extend({ defaultProps: { style: { overflowWrap: 'anywhere' } } }),
   },
 })
 

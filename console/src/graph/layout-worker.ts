@@ -32,14 +32,17 @@ function layoutShape({ ids, edges }: Shape): Layout {
       // Between the ends there is a point in each gap between rows, and one in each row that the edge crosses.
       const between = edge.points.slice(1, -1)
       const middle = between[Math.floor(between.length / 2)] ?? source
+      const { x = middle.x, y = middle.y } = edge
+      const isOfLabel = (point: { x: number; y: number }) =>
+        edge.x !== undefined && Math.abs(point.x - x) < 1 && Math.abs(point.y - y) < 1
       return {
         points: [
           { x: source.x, y: source.y + NODE_HEIGHT / 2 },
-          ...between.filter((_, index) => index % 2 === 1),
+          ...between.filter((point, index) => index % 2 === 1 || isOfLabel(point)),
           { x: target.x, y: target.y - NODE_HEIGHT / 2 },
         ],
-        x: edge.x ?? middle.x,
-        y: edge.y ?? middle.y,
+        x,
+        y,
       }
     }),
   }
