@@ -1,22 +1,23 @@
-import { Badge, Button, Card, Checkbox, Group, JsonInput, Modal, Stack, Text, TextInput } from '@mantine/core'
-import { useHotkeys } from '@mantine/hooks'
-import { notifications } from '@mantine/notifications'
+import { Alert, Badge, Button, Card, Checkbox, Group, Modal, Stack, Text, TextInput } from '@mantine/core'
+import { useHotkeys, useInterval } from '@mantine/hooks'
 import type { Approval } from '@muster/client'
-import { approveApproval, listApprovals, rejectApproval, resolveApprovals } from '@muster/client/operations'
-import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
+import { approveApproval, listApprovals } from '@muster/client/operations'
+import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '#api.ts'
 import { FieldChanges } from '#components/field-changes.tsx'
 import { useFilters } from '#components/filters.ts'
 import { Pages, pageOf } from '#components/list.tsx'
-import { parseObject } from '#components/schema-form.tsx'
 import { FailureAlert, Loaded } from '#components/states.tsx'
 import { StatusBadge } from '#components/status.tsx'
 import { TextButton, visible, When } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
 import { usePermissions, useProjectId } from '#projects.ts'
 import * as strings from '#strings.ts'
+import { DecisionContext, useApprovalContext } from './approval-context.tsx'
+import { ArgumentsForm } from './arguments-form.tsx'
+import { type PendingDecision, type Refusal, useDecisions } from './decide.ts'
 import { InboxSection } from './section.tsx'
 import { ROWS, useApprovals } from './waiting.ts'
 
@@ -35,140 +36,226 @@ export function Approvals() {
   const approvals = useApprovals(projectId, pageOf(filters))
   return (
     <Loaded query={approvals} operation={listApprovals}>
-      {({ data, total }) =>
-        total > 0 && (
-          <>
-            {data.length > 0 && (
-              <ApprovalList
-                rows={data.toSorted((one, other) => one.expires_at.localeCompare(other.expires_at))}
-                total={total}
-                mayDecide={isAllowed(approveApproval) === true}
-              />
-            )}
-            <Pages total={total} rows={ROWS} />
-          </>
-        )
-      }
+      {({ data, total }) => (
+        <>
+          <ApprovalList
+            rows={data.toSorted((one, other) => one.expires_at.localeCompare(other.expires_at))}
+            total={total}
+            mayDecide={isAllowed(approveApproval) === true}
+          />
+          {total > 0 && <Pages total={total} rows={ROWS} />}
+        </>
+      )}
     </Loaded>
   )
 }
 
-function ApprovalList({ rows, total, mayDecide }: { rows: Approval[]; total: number; mayDecide: boolean }) {
-  const cache = useQueryClient()
-  const [selected, setSelected] = useState<string[]>([])
+/** Focuses an approval of the list. */
+const focusOn = (id: string) => document.getElementById(`approval-${id}`)?.focus()
+
+/** The row that keys act on: a row that leaves the list gives its place to the next. */
+function useCurrentRow(rows: Approval[]) {
   const [current, setCurrent] = useState({ id: '', index: 0 })
-  const [rejected, setRejected] = useState<string[] | null>(null)
-  const chosen = selected.filter(id => rows.some(row => row.id === id))
-  // Rows that are decided leave the list: the row counts, and its place only once it is gone.
   const found = rows.findIndex(({ id }) => id === current.id)
-  const at = found >= 0 ? found : Math.min(current.index, rows.length - 1)
-  const refresh = () => cache.invalidateQueries({ queryKey: ['approvals'] })
-  const approve = useMutation({
-    mutationFn: async ({ id, edited }: { id: string; edited?: Record<string, unknown> }) =>
-      approveApproval(api, { approval_id: id, ...(edited ? { arguments: edited } : {}) }),
-    onSuccess: () => notifications.show({ message: strings.inbox.decided, color: 'teal' }),
-    onSettled: refresh,
-  })
-  const approveMany = useMutation({
-    mutationFn: async (ids: string[]) => resolveApprovals(api, { ids, decision: 'approved' }),
-    onSuccess: () => setSelected([]),
-    onSettled: refresh,
-  })
-  const move = (by: number) => {
-    const next = Math.min(Math.max(at + by, 0), rows.length - 1)
-    setCurrent({ id: rows[next].id, index: next })
-    document.getElementById(`approval-${rows[next].id}`)?.focus()
+  const at = found >= 0 ? found : Math.max(0, Math.min(current.index, rows.length - 1))
+  return {
+    at,
+    row: rows[at] as Approval | undefined,
+    setCurrent,
+    goTo(index: number) {
+      const next = Math.min(Math.max(index, 0), rows.length - 1)
+      if (!rows[next]) return
+      setCurrent({ id: rows[next].id, index: next })
+      focusOn(rows[next].id)
+    },
+  }
+}
+
+function ApprovalList({ rows, total, mayDecide }: { rows: Approval[]; total: number; mayDecide: boolean }) {
+  const [selected, setSelected] = useState<string[]>([])
+  const [rejected, setRejected] = useState<Approval[] | null>(null)
+  const [editedId, setEditedId] = useState<string | null>(null)
+  const { pending, refused, decide, undo, dismiss } = useDecisions()
+  const { at, row: current, setCurrent, goTo } = useCurrentRow(rows)
+  const decisionOn = (id: string) => pending.find(each => each.rows.some(row => row.id === id))
+  const open = rows.filter(({ id }) => !decisionOn(id))
+  const chosen = open.filter(({ id }) => selected.includes(id))
+
+  /** Decides, and goes to the next row that is still open. */
+  const decideOn = (decided: Approval[], terms: Omit<Parameters<typeof decide>[0], 'rows'>) => {
+    decide({ rows: decided, ...terms })
+    setSelected([])
+    setEditedId(null)
+    const isOpen = (row: Approval) => !decided.includes(row) && open.includes(row)
+    const from = Math.max(...decided.map(row => rows.indexOf(row)))
+    const next = rows.findIndex((row, index) => index > from && isOpen(row))
+    if (next >= 0) goTo(next)
+  }
+  const onKey = (act: (row: Approval) => void) => () => {
+    if (mayDecide && current && !decisionOn(current.id)) act(current)
   }
   useHotkeys([
-    ['j', () => move(1)],
-    ['k', () => move(-1)],
-    ['a', () => mayDecide && approve.mutate({ id: rows[at].id })],
-    ['r', () => mayDecide && setRejected([rows[at].id])],
+    ['j', () => goTo(at + 1)],
+    ['k', () => goTo(at - 1)],
+    ['a', onKey(row => decideOn([row], { status: 'approved' }))],
+    ['r', onKey(row => setRejected([row]))],
+    ['e', onKey(row => isEditable(row) && setEditedId(row.id))],
+    ['u', () => undo()],
   ])
-  const failure = approve.error ?? approveMany.error
+  // Refused decisions remain on screen without approvals.
+  if (total === 0 && refused.length === 0) return null
   return (
     <InboxSection title={strings.inbox.approvals} count={total}>
-      {mayDecide && (
-        <Group justify="space-between" mih={36}>
-          <Group gap="lg">
-            <Checkbox
-              label={strings.inbox.selectAll}
-              checked={chosen.length === rows.length}
-              indeterminate={chosen.length > 0 && chosen.length < rows.length}
-              onChange={event => setSelected(event.currentTarget.checked ? rows.map(({ id }) => id) : [])}
-            />
-            <Text size="sm" c="dimmed" visibleFrom="sm">
-              {strings.inbox.keys}
-            </Text>
-          </Group>
-          {chosen.length > 0 && (
-            <Group gap="sm">
-              <Text size="sm" role="status">
-                {strings.inbox.selected(chosen.length)}
-              </Text>
-              <Button size="xs" loading={approveMany.isPending} onClick={() => approveMany.mutate(chosen)}>
-                {strings.inbox.approveMany}
-              </Button>
-              <Button size="xs" variant="default" onClick={() => setRejected(chosen)}>
-                {strings.inbox.rejectMany}
-              </Button>
-            </Group>
-          )}
-        </Group>
+      {mayDecide && rows.length > 0 && (
+        <Selection
+          open={open}
+          chosen={chosen}
+          onSelect={setSelected}
+          onApprove={() => decideOn(chosen, { status: 'approved' })}
+          onReject={() => setRejected(chosen)}
+        />
       )}
-      {failure && <FailureAlert error={failure} />}
+      {pending.length > 0 && (
+        <Text size="sm" role="status">
+          {strings.inbox.pending(pending.reduce((sum, each) => sum + each.rows.length, 0))}
+        </Text>
+      )}
+      {refused.map(each => (
+        <RefusedDecision key={each.row.id} refusal={each} onClose={() => dismiss(each.row.id)} />
+      ))}
       {rows.map((row, index) => (
         <ApprovalCard
           key={row.id}
           row={row}
           isCurrent={index === at}
-          isPending={approve.isPending && approve.variables?.id === row.id}
-          isSelected={chosen.includes(row.id)}
+          isSelected={selected.includes(row.id)}
+          isEdited={editedId === row.id}
+          decision={decisionOn(row.id)}
           mayDecide={mayDecide}
-          onFocus={() => setCurrent({ id: row.id, index })}
-          onSelect={isOn => setSelected(isOn ? [...chosen, row.id] : chosen.filter(id => id !== row.id))}
-          onApprove={edited => approve.mutate({ id: row.id, edited })}
-          onReject={() => setRejected([row.id])}
+          onCurrent={() => setCurrent({ id: row.id, index })}
+          onSelect={isOn => setSelected(isOn ? [...selected, row.id] : selected.filter(id => id !== row.id))}
+          onEdit={isOn => setEditedId(isOn ? row.id : null)}
+          onApprove={edited => decideOn([row], { status: 'approved', edited })}
+          onReject={() => setRejected([row])}
+          onUndo={undo}
         />
       ))}
       <RejectModal
-        ids={rejected}
+        rows={rejected}
         onClose={() => setRejected(null)}
-        onDone={() => {
+        onReject={(all, reason) => {
           setRejected(null)
-          setSelected([])
-          void refresh()
+          decideOn(all, { status: 'rejected', reason })
         }}
       />
     </InboxSection>
   )
 }
 
-function ApprovalCard({
-  row,
-  isCurrent,
-  isPending,
-  isSelected,
-  mayDecide,
-  onFocus,
+/** Selection of several approvals, and the decision on them. */
+function Selection({
+  open,
+  chosen,
   onSelect,
   onApprove,
   onReject,
 }: {
-  row: Approval
-  isCurrent: boolean
-  isPending: boolean
-  isSelected: boolean
-  mayDecide: boolean
-  onFocus: () => void
-  onSelect: (isOn: boolean) => void
-  onApprove: (edited?: Record<string, unknown>) => void
+  open: Approval[]
+  chosen: Approval[]
+  onSelect: (ids: string[]) => void
+  onApprove: () => void
   onReject: () => void
 }) {
-  const projectId = useProjectId()
+  return (
+    <Group justify="space-between" mih={36}>
+      <Group gap="lg">
+        <Checkbox
+          label={strings.inbox.selectAll}
+          checked={chosen.length > 0 && chosen.length === open.length}
+          indeterminate={chosen.length > 0 && chosen.length < open.length}
+          onChange={event => onSelect(event.currentTarget.checked ? open.map(({ id }) => id) : [])}
+        />
+        <Text size="sm" c="dimmed" visibleFrom="sm">
+          {strings.inbox.keys}
+        </Text>
+      </Group>
+      {chosen.length > 0 && (
+        <Group gap="sm">
+          <Text size="sm" role="status">
+            {strings.inbox.selected(chosen.length)}
+          </Text>
+          <Button size="xs" onClick={onApprove}>
+            {strings.inbox.approveMany}
+          </Button>
+          <Button size="xs" variant="default" onClick={onReject}>
+            {strings.inbox.rejectMany}
+          </Button>
+        </Group>
+      )}
+    </Group>
+  )
+}
+
+/** A decision that came too late or was refused: what the approval is. */
+function RefusedDecision({ refusal: { row, error, current }, onClose }: { refusal: Refusal; onClose: () => void }) {
+  const isDecided = current !== null && current.status !== 'pending'
+  return (
+    <Stack gap="xs">
+      {isDecided ? (
+        <Alert color="orange" role="alert" title={strings.inbox.conflict(nameOf(row))}>
+          <Group gap="sm">
+            <StatusBadge status={current.status} />
+            <Text size="sm" component="div">
+              <When at={current.updated_at} />
+            </Text>
+            {current.resolution_reason && <Text size="sm">{visible(current.resolution_reason)}</Text>}
+          </Group>
+        </Alert>
+      ) : (
+        <FailureAlert error={error} title={strings.inbox.refused(nameOf(row))} />
+      )}
+      <Group>
+        <Button size="xs" variant="default" onClick={onClose}>
+          {strings.inbox.dismiss}
+        </Button>
+      </Group>
+    </Stack>
+  )
+}
+
+/** Whether the arguments of the call can be edited. */
+const isEditable = ({ proposed_action, origin }: Approval): boolean =>
+  proposed_action?.arguments != null && origin !== 'task_transition'
+
+function ApprovalCard({
+  row,
+  isCurrent,
+  isSelected,
+  isEdited,
+  decision,
+  mayDecide,
+  onCurrent,
+  onSelect,
+  onEdit,
+  onApprove,
+  onReject,
+  onUndo,
+}: {
+  row: Approval
+  isCurrent: boolean
+  isSelected: boolean
+  isEdited: boolean
+  decision: PendingDecision | undefined
+  mayDecide: boolean
+  onCurrent: () => void
+  onSelect: (isOn: boolean) => void
+  onEdit: (isOn: boolean) => void
+  onApprove: (edited?: Record<string, unknown>) => void
+  onReject: () => void
+  onUndo: (key: number) => void
+}) {
+  const context = useApprovalContext(row, isCurrent || isEdited)
   const proposed = row.proposed_action?.arguments ?? null
-  const [edited, setEdited] = useState<string | null>(null)
-  const parsed = edited === null ? null : parseObject(edited)
   const name = nameOf(row)
   return (
     <Card
@@ -177,7 +264,9 @@ function ApprovalCard({
       radius="lg"
       id={`approval-${row.id}`}
       tabIndex={-1}
-      onFocus={onFocus}
+      // Focus by the pointer comes before its click, which would miss a button that another current row moves.
+      onFocus={event => event.target.matches(':focus-visible') && onCurrent()}
+      onClickCapture={onCurrent}
       component="article"
       aria-label={name}
       style={isCurrent ? { borderColor: 'var(--mantine-primary-color-filled)' } : undefined}
@@ -187,6 +276,7 @@ function ApprovalCard({
           {mayDecide && (
             <Checkbox
               checked={isSelected}
+              disabled={decision !== undefined}
               onChange={event => onSelect(event.currentTarget.checked)}
               aria-label={strings.inbox.select(name)}
             />
@@ -212,65 +302,98 @@ function ApprovalCard({
             {strings.inbox.impact}: {visible(row.predicted_impact)}
           </Text>
         )}
-        {proposed && edited === null && <Value value={proposed} label={`${strings.inbox.arguments} ${name}`} />}
-        {edited !== null && (
-          <JsonInput
-            label={strings.inbox.arguments}
-            description={strings.inbox.argumentsHelp}
-            value={edited}
-            onChange={setEdited}
-            error={parsed ? null : strings.inbox.wrongJson}
-            autosize
-            minRows={4}
-            maxRows={20}
-          />
-        )}
-        {parsed && <FieldChanges before={proposed} after={parsed} />}
+        {isCurrent && <DecisionContext row={row} query={context} />}
+        {proposed &&
+          (isEdited && !context.isLoading ? (
+            <ArgumentsForm
+              proposed={proposed}
+              tool={context.data?.tool}
+              onApprove={onApprove}
+              onCancel={() => onEdit(false)}
+            />
+          ) : (
+            <Value value={proposed} label={`${strings.inbox.arguments} ${name}`} />
+          ))}
         {row.evidence && <Evidence evidence={row.evidence} name={name} />}
         <Decisions row={row} />
-        <Group gap="sm">
-          {mayDecide && (
-            <>
-              <Button
-                size="xs"
-                loading={isPending}
-                disabled={edited !== null && !parsed}
-                onClick={() => onApprove(parsed ?? undefined)}
-              >
-                {edited === null ? strings.inbox.approve : strings.inbox.approveEdited}
-              </Button>
-              <Button size="xs" variant="default" onClick={onReject}>
-                {strings.inbox.reject}
-              </Button>
-              {proposed && row.origin !== 'task_transition' && (
-                <Button
-                  size="xs"
-                  variant="default"
-                  onClick={() => setEdited(edited === null ? JSON.stringify(proposed, null, 2) : null)}
-                >
-                  {edited === null ? strings.edit : strings.cancel}
+        {decision ? (
+          <Undo decision={decision} proposed={proposed} onUndo={() => onUndo(decision.key)} />
+        ) : (
+          <Group gap="sm">
+            {mayDecide && !isEdited && (
+              <>
+                <Button size="xs" onClick={() => onApprove()}>
+                  {strings.inbox.approve}
                 </Button>
-              )}
-            </>
-          )}
-          {row.orchestration_run_id && (
-            <Button
-              component={Link}
-              to={`/p/${projectId}/runs/${row.orchestration_run_id}`}
-              size="xs"
-              variant="default"
-            >
-              {strings.inbox.run}
-            </Button>
-          )}
-          {row.session_id && (
-            <Button component={Link} to={`/p/${projectId}/sessions/${row.session_id}`} size="xs" variant="default">
-              {strings.inbox.session}
-            </Button>
-          )}
-        </Group>
+                <Button size="xs" variant="default" onClick={onReject}>
+                  {strings.inbox.reject}
+                </Button>
+                {isEditable(row) && (
+                  <Button size="xs" variant="default" onClick={() => onEdit(true)}>
+                    {strings.edit}
+                  </Button>
+                )}
+              </>
+            )}
+            <WorkLinks row={row} />
+          </Group>
+        )}
       </Stack>
     </Card>
+  )
+}
+
+/** Links to the run and the session of an approval. */
+function WorkLinks({ row: { orchestration_run_id, session_id } }: { row: Approval }) {
+  const projectId = useProjectId()
+  return (
+    <>
+      {orchestration_run_id && (
+        <Button component={Link} to={`/p/${projectId}/runs/${orchestration_run_id}`} size="xs" variant="default">
+          {strings.inbox.run}
+        </Button>
+      )}
+      {session_id && (
+        <Button component={Link} to={`/p/${projectId}/sessions/${session_id}`} size="xs" variant="default">
+          {strings.inbox.session}
+        </Button>
+      )}
+    </>
+  )
+}
+
+/** A decision that can be undone until it is sent. */
+function Undo({
+  decision: { status, reason, edited, due, isSent },
+  proposed,
+  onUndo,
+}: {
+  decision: PendingDecision
+  proposed: Record<string, unknown> | null
+  onUndo: () => void
+}) {
+  const left = () => Math.max(0, Math.ceil((due - Date.now()) / 1000))
+  const [seconds, setSeconds] = useState(left)
+  useInterval(() => setSeconds(left()), 250, { autoInvoke: true })
+  return (
+    <Stack gap="sm">
+      {edited && <FieldChanges before={proposed} after={edited} />}
+      {reason && (
+        <Text size="sm">
+          {strings.inbox.reason}: {visible(reason)}
+        </Text>
+      )}
+      <Group gap="sm">
+        <Text size="sm" aria-hidden={!isSent}>
+          {isSent ? strings.inbox.sending : strings.inbox.sentIn(status, seconds)}
+        </Text>
+        {!isSent && (
+          <Button size="xs" variant="default" onClick={onUndo}>
+            {strings.inbox.undo}
+          </Button>
+        )}
+      </Group>
+    </Stack>
   )
 }
 
@@ -352,26 +475,24 @@ function Decisions({ row }: { row: Approval }) {
   )
 }
 
-function RejectModal({ ids, onClose, onDone }: { ids: string[] | null; onClose: () => void; onDone: () => void }) {
+function RejectModal({
+  rows,
+  onClose,
+  onReject,
+}: {
+  rows: Approval[] | null
+  onClose: () => void
+  onReject: (rows: Approval[], reason: string) => void
+}) {
   const [reason, setReason] = useState('')
-  const reject = useMutation({
-    mutationFn: async (all: string[]): Promise<unknown> => {
-      const why = reason.trim() ? { reason: reason.trim() } : {}
-      return all.length === 1
-        ? rejectApproval(api, { approval_id: all[0], ...why })
-        : resolveApprovals(api, { ids: all, decision: 'rejected', ...why })
-    },
-    onSuccess: () => {
-      setReason('')
-      onDone()
-    },
-  })
   return (
-    <Modal opened={ids !== null} onClose={onClose} title={strings.inbox.reject}>
+    <Modal opened={rows !== null} onClose={onClose} title={strings.inbox.reject}>
       <form
         onSubmit={event => {
           event.preventDefault()
-          if (ids) reject.mutate(ids)
+          if (!rows || !reason.trim()) return
+          onReject(rows, reason.trim())
+          setReason('')
         }}
       >
         <Stack gap="md">
@@ -380,12 +501,10 @@ function RejectModal({ ids, onClose, onDone }: { ids: string[] | null; onClose: 
             description={strings.inbox.reasonHelp}
             value={reason}
             onChange={event => setReason(event.currentTarget.value)}
+            required
             data-autofocus
           />
-          {reject.error && <FailureAlert error={reject.error} />}
-          <Button type="submit" loading={reject.isPending}>
-            {strings.inbox.reject}
-          </Button>
+          <Button type="submit">{strings.inbox.reject}</Button>
         </Stack>
       </form>
     </Modal>

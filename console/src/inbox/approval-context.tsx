@@ -1,0 +1,106 @@
+import { Anchor, Stack, Text } from '@mantine/core'
+import type { Approval, ApprovalContext } from '@muster/client'
+import { getApprovalContext } from '@muster/client/operations'
+import { useQuery } from '@tanstack/react-query'
+import { Link } from '@tanstack/react-router'
+import { api } from '#api.ts'
+import { Facts } from '#components/record.tsx'
+import { Loaded } from '#components/states.tsx'
+import { visible, When } from '#components/text.tsx'
+import { Value } from '#components/value.tsx'
+import * as strings from '#strings.ts'
+
+const texts = strings.inbox
+
+/** Reads what a person needs for a decision. */
+export const useApprovalContext = ({ id }: Approval, isEnabled: boolean) =>
+  useQuery<ApprovalContext>({
+    queryKey: ['approval-context', id],
+    queryFn: async ({ signal }) => getApprovalContext(api, { approval_id: id }, { signal }),
+    staleTime: 30_000,
+    enabled: isEnabled,
+  })
+
+/** Who the decision is about, the rule that required it, and the messages before it. */
+export function DecisionContext({ row, query }: { row: Approval; query: ReturnType<typeof useApprovalContext> }) {
+  return (
+    <Loaded query={query} operation={getApprovalContext} rows={2}>
+      {({ actor, agent, guardrail, messages }) => (
+        <Stack gap="sm">
+          <Facts
+            facts={[
+              [texts.customer, actor && <NameOf key="actor" {...actor} />],
+              [
+                texts.agent,
+                agent && (
+                  <RecordAnchor key="agent" to={`/p/${row.project_id}/agents/${agent.id}`}>
+                    {agent.name ?? agent.id}
+                  </RecordAnchor>
+                ),
+              ],
+              [
+                texts.guardrail,
+                guardrail && (
+                  <RecordAnchor key="guardrail" to={`/p/${row.project_id}/guardrails/${guardrail.id}`}>
+                    {strings.guardrails.version(guardrail.name, guardrail.version)}
+                  </RecordAnchor>
+                ),
+              ],
+            ]}
+          />
+          {guardrail?.document && (
+            <Stack gap={4}>
+              <Text size="sm" c="dimmed">
+                {texts.rule}
+              </Text>
+              <Value value={guardrail.document} label={texts.rule} />
+            </Stack>
+          )}
+          {messages && messages.length > 0 && <LastMessages messages={messages} />}
+        </Stack>
+      )}
+    </Loaded>
+  )
+}
+
+function NameOf({ name, external_id }: NonNullable<ApprovalContext['actor']>) {
+  return (
+    <>
+      <Text>{visible(name)}</Text>
+      {external_id && (
+        <Text size="sm" c="dimmed">
+          {visible(external_id)}
+        </Text>
+      )}
+    </>
+  )
+}
+
+const RecordAnchor = ({ to, children }: { to: string; children: string }) => (
+  <Anchor component={Link} to={to} underline="always">
+    {visible(children)}
+  </Anchor>
+)
+
+function LastMessages({ messages }: { messages: NonNullable<ApprovalContext['messages']> }) {
+  return (
+    <Stack gap="xs" component="section" aria-label={texts.lastMessages}>
+      <Text size="sm" c="dimmed">
+        {texts.lastMessages}
+      </Text>
+      {messages.map(({ origin, author_name, content, created_at }) => (
+        <Stack gap={0} key={created_at + origin}>
+          <Text size="sm" fw={600} component="div">
+            {visible(author_name ?? strings.sessions.roles[origin])}{' '}
+            <Text span size="xs" c="dimmed" fw={400}>
+              <When at={created_at} />
+            </Text>
+          </Text>
+          <Text size="sm" className="wrap" lineClamp={6}>
+            {visible(content ?? strings.none)}
+          </Text>
+        </Stack>
+      ))}
+    </Stack>
+  )
+}
