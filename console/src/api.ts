@@ -1,8 +1,8 @@
 import { notifications } from '@mantine/notifications'
-import { Client, MusterError, NoAnswer, OAuthError, parseExactJson } from '@muster/client'
+import { Client, MusterError, NoAnswer, parseExactJson } from '@muster/client'
 import { MutationCache, QueryCache, QueryClient } from '@tanstack/react-query'
 import { visible } from './components/untrusted.ts'
-import { accessToken, signOut } from './session/tokens.ts'
+import { accessToken, isSignedOut, replaceTokens, signOut } from './session/tokens.ts'
 import * as strings from './strings.ts'
 
 /** The client of all requests, with the tokens of the user. */
@@ -11,12 +11,11 @@ export const api = new Client({ baseUrl: location.origin, token: accessToken, pa
 /** The client of requests before anybody is signed in. */
 export const anonymous = new Client({ baseUrl: location.origin })
 
-/** Signs out on an error that no refresh cures. */
-function checkSignIn(error: unknown): void {
-  const isOver =
-    (error instanceof MusterError && error.status === 401) ||
-    (error instanceof OAuthError && ['login_required', 'invalid_grant'].includes(error.code))
-  if (isOver) void signOut('expired')
+/** Reads again with other tokens where the service refused them, and signs out on an error that no refresh cures. */
+async function checkSignIn(error: unknown): Promise<void> {
+  if (isSignedOut(error)) await signOut('expired')
+  else if (error instanceof MusterError && error.status === 401 && (await replaceTokens()))
+    await queries.invalidateQueries()
 }
 
 type Warning = { code: string; path: string; message: string }
@@ -36,12 +35,12 @@ function showWarnings(answer: unknown): void {
 
 /** The only cache of answers. */
 export const queries = new QueryClient({
-  queryCache: new QueryCache({ onError: checkSignIn }),
+  queryCache: new QueryCache({ onError: error => void checkSignIn(error) }),
   mutationCache: new MutationCache({ onSuccess: showWarnings }),
   defaultOptions: {
     queries: { retry: false, staleTime: 2000, gcTime: 5 * 60_000, refetchOnWindowFocus: true },
     // Requests and answers may contain secrets: they are forgotten with their form.
-    mutations: { onError: checkSignIn, gcTime: 0 },
+    mutations: { onError: error => void checkSignIn(error), gcTime: 0 },
   },
 })
 

@@ -34,21 +34,6 @@ describe('the console in a browser', function () {
       })
     ).body
 
-  it('signs in, keeps tokens in memory only, and signs in again after a reload, at the same address', async () => {
-    const watched = await openConsole(suite.chromium, suite.app, at('agents?q=Help'), 'ada')
-    closeLater(watched)
-    const { page, problems } = watched
-    await page.getByRole('link', { name: 'Helper' }).waitFor()
-    const stored = () => page.evaluate('[localStorage.length, sessionStorage.length, document.cookie]')
-    assert.deepEqual(await stored(), [0, 0, ''])
-    await page.reload()
-    await signIn(page, 'ada')
-    await page.waitForURL(`**/app${at('agents?q=Help')}`)
-    await page.getByRole('link', { name: 'Helper' }).waitFor()
-    assert.deepEqual(await stored(), [0, 0, ''])
-    assert.deepEqual(problems, [])
-  })
-
   it('makes at most 45 requests from the sign-in to the overview', async () => {
     const watched = await openPage(suite.chromium, [suite.app.base])
     closeLater(watched)
@@ -114,7 +99,7 @@ describe('the console in a browser', function () {
   it('shares a sign-in between five tabs: one form, one refresh when the token expires, one sign-out', async () => {
     const refreshes: string[] = []
     const { tabs, clock, problems } = await openTabs(5, context =>
-      context.route('**/oauth/token', async route => {
+      context.route('**/oauth/console/token', async route => {
         const form = route.request().postData() ?? ''
         if (form.includes('grant_type=refresh_token')) refreshes.push(form)
         const response = await route.fetch()

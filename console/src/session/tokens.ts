@@ -1,21 +1,32 @@
-import { type OAuthSession, type OAuthStore, type OAuthTokens, oauth } from '@muster/client'
+import { OAuthError, type OAuthSession, type OAuthStore, type OAuthTokens, oauth } from '@muster/client'
+import { claimDrafts, forgetDrafts } from './drafts.ts'
+import { idleSeconds } from './input.ts'
 
 /**
- * Tokens of the user, in the memory of the tabs of this browser. Tabs give them to each other; nothing is stored except
- * the pending sign-in, from the redirect to its return.
+ * Access token of the user, in the memory of the tabs of this browser, which give it to each other. The refresh token is
+ * in a cookie that no script can read. Nothing is stored except the pending sign-in, from the redirect to its return.
  */
 
 const PENDING = 'muster-sign-in'
 const LOCK = 'muster-refresh'
-/** Time for which a new tab waits for the tokens of another one. */
+/** Time for which a tab waits for the tokens of another one. */
 const ANSWER_MS = 300
+/** Requests that are refused this soon after a token was issued may have been sent with its predecessor. */
+const FRESH_MS = 5000
+/** A token that is refused this soon after another was is not cured by a third one. */
+const CURE_MS = 60_000
 
 type Pending = OAuthSession['pending'] & { returnTo: string }
-type Message = { kind: 'request' } | { kind: 'tokens'; tokens: OAuthTokens } | { kind: 'out'; reason: SignOutReason }
+type Message =
+  | { kind: 'request' }
+  | { kind: 'tokens'; tokens: OAuthTokens; issuedAt: number }
+  | { kind: 'out'; reason: SignOutReason }
 
-export type SignOutReason = 'chosen' | 'idle' | 'expired'
+export type SignOutReason = 'chosen' | 'idle' | 'expired' | 'otherUser'
 
 let tokens: OAuthTokens | undefined
+let issuedAt = 0
+let replacedAt = 0
 let onSignOut: (reason: SignOutReason) => void = () => {}
 let received: () => void = () => {}
 
@@ -23,16 +34,28 @@ const channel = new BroadcastChannel('muster-session')
 const tell = (message: Message) => channel.postMessage(message)
 
 channel.onmessage = ({ data }: MessageEvent<Message>) => {
-  if (data.kind === 'request' && tokens) tell({ kind: 'tokens', tokens })
+  if (data.kind === 'request' && tokens) tell({ kind: 'tokens', tokens, issuedAt })
   if (data.kind === 'tokens') {
-    if (!tokens || data.tokens.expires_at >= tokens.expires_at) tokens = data.tokens
+    if (!tokens || data.issuedAt >= issuedAt) accept(data.tokens, data.issuedAt)
     received()
   }
   if (data.kind === 'out') forget(data.reason)
 }
 
+/** Returns the user of an access token. */
+const userOf = ({ access_token }: OAuthTokens): string =>
+  JSON.parse(atob(access_token.split('.')[1].replaceAll('-', '+').replaceAll('_', '/'))).sub
+
+/** Takes over tokens; tokens of another user, who signed in in this browser, end what this tab shows. */
+function accept(next: OAuthTokens, at: number): void {
+  if (tokens && userOf(tokens) !== userOf(next)) forget('otherUser')
+  tokens = next
+  issuedAt = at
+  claimDrafts(userOf(next))
+}
+
 /** Requests the tokens of the other tabs. */
-async function askTabs(): Promise<void> {
+async function requestTokens(): Promise<void> {
   const answered = new Promise<void>(resolve => {
     received = resolve
   })
@@ -48,27 +71,66 @@ const store: OAuthStore = {
   set: session => {
     if (session?.pending)
       sessionStorage.setItem(PENDING, JSON.stringify({ ...session.pending, returnTo: wanted } satisfies Pending))
-    tokens = session?.tokens
-    if (tokens) tell({ kind: 'tokens', tokens })
+    if (!session?.tokens) {
+      tokens = undefined
+      return
+    }
+    accept(session.tokens, Date.now())
+    tell({ kind: 'tokens', tokens: session.tokens, issuedAt })
   },
   // A refresh token that is used twice ends the sign-in: one tab refreshes, after the others have sent their tokens.
   exclusive: run =>
     navigator.locks.request(LOCK, async () => {
-      await askTabs()
+      await requestTokens()
       return run()
     }),
 }
 
 let wanted = '/app'
-const signIn = oauth({ baseUrl: location.origin, clientId: 'muster-console', store })
+const signIn = oauth({
+  baseUrl: location.origin,
+  clientId: 'muster-console',
+  store,
+  cookie: { path: '/oauth/console', fields: () => ({ idle_seconds: String(idleSeconds()) }) },
+})
 
 /** Returns a valid access token. */
 export const accessToken = (): Promise<string> => signIn.token()
 
-/** Whether this tab has tokens, its own or from another tab. */
+/** Whether an error means that the sign-in has ended. */
+export const isSignedOut = (error: unknown): boolean =>
+  error instanceof OAuthError && ['login_required', 'invalid_grant'].includes(error.code)
+
+/** Whether the user is signed in: in another tab, or by the cookie of the browser. */
 export async function resume(): Promise<boolean> {
-  if (!tokens) await askTabs()
-  return tokens !== undefined
+  try {
+    await accessToken()
+    return true
+  } catch (error) {
+    if (isSignedOut(error)) return false
+    throw error
+  }
+}
+
+/** Replaces tokens that the service refuses, and signs out where the sign-in has ended; true if there are others. */
+export async function replaceTokens(): Promise<boolean> {
+  if (!tokens || Date.now() - issuedAt < FRESH_MS) return false
+  try {
+    if (Date.now() - replacedAt < CURE_MS) throw new OAuthError('login_required', 'the service refuses new tokens')
+    await signIn.renew(tokens.access_token)
+    replacedAt = Date.now()
+    return true
+  } catch (error) {
+    if (isSignedOut(error)) void signOut('expired')
+    return false
+  }
+}
+
+/** Prolongs the sign-in if no tab has done so for a time. */
+export function prolong(afterMs: number): void {
+  if (!tokens || Date.now() - issuedAt < afterMs) return
+  // A request that needs a token reports what failed.
+  signIn.renew(tokens.access_token).catch(() => {})
 }
 
 /** Sends the user to the sign-in, which returns to an address of the console. `link`: token of a sign-in link. */
@@ -111,5 +173,6 @@ export async function signOut(reason: SignOutReason): Promise<void> {
 
 function forget(reason: SignOutReason): void {
   tokens = undefined
+  forgetDrafts()
   onSignOut(reason)
 }

@@ -8,6 +8,7 @@ export const signIn = {
   idle: 'You were signed out because there was no input for a while.',
   expired: 'Your sign-in has ended. Sign in again to continue.',
   chosen: 'You are signed out.',
+  otherUser: 'Another user signed in in this browser.',
   failed: 'The sign-in did not complete.',
   insecure: 'The console needs https, or localhost, because browsers offer no cryptography elsewhere.',
 } as const

@@ -5,7 +5,7 @@ export const consoleSettings = settings('process', {
   CONSOLE_IDLE_MINUTES: setting(
     integer(0, 1440),
     '30',
-    'Minutes without input after which the console signs out; 0 never.',
+    'Minutes without input after which a sign-in of the console ends; 0 never.',
   ),
 })
 

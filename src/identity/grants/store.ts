@@ -204,6 +204,22 @@ export const endGrant = (db: Queryable, id: string, reason: string) =>
     )
     select id, user_id, project_id from ended`)
 
+/**
+ * Ends the grants of a user to a client, except one, and deletes their unused codes and tokens. Index oauth_grants_user.
+ * The caller announces the change of the user.
+ */
+export const endUserGrants = (
+  db: Queryable,
+  { userId, clientId, except, reason }: { userId: string; clientId: string; except: string | null; reason: string },
+) =>
+  db.query(voidStatement`
+    with ended as (
+      update oauth_grants set revoked_at = now(), revoked_reason = ${reason}, expires_at = least(expires_at, now())
+      where user_id = ${userId} and client_id = ${clientId} and revoked_at is null and id is distinct from ${except}
+      returning id
+    )
+    delete from oauth_objects o using ended e where o.grant_id = e.id and o.consumed_at is null`)
+
 /** Narrows a grant; the caller holds its lock. */
 export const narrowGrant = (db: Queryable, id: string, scopes: readonly string[]) =>
   db.query(voidStatement`update oauth_grants set scopes = ${sql.array([...scopes], 'text')} where id = ${id}`)

@@ -6,6 +6,7 @@ import { isLoopback, LOOPBACK } from '#core/net/loopback.ts'
 import { sha256Of } from '#core/secrets/digest.ts'
 import { derivedKeys, signatureOf } from '../tokens/signatures.ts'
 import { CLI, CONSOLE } from './client-kinds.ts'
+import { consoleToken } from './console-cookie.ts'
 
 /** Built-in clients, and the rules for client metadata. */
 
@@ -105,12 +106,27 @@ export function overrideRefreshTokens({ RefreshToken }: Provider, config: Config
   }
 }
 
+/** Finds the refresh token of the console by the cookie of its browser, whatever the page sends. */
+export function overrideConsoleToken({ RefreshToken }: Provider): void {
+  const { find } = RefreshToken
+  RefreshToken.find = async function (this: typeof RefreshToken, ...[value, options]: Parameters<typeof find>) {
+    const token = consoleToken(Provider.ctx)
+    return token === null ? undefined : find.call(this, token ?? value, options)
+  } as typeof find
+}
+
 /**
- * Overrides two behaviours of the library's clients: secrets are compared by hash, as only the hash is stored, and
- * codes are sent only in the query of a redirect.
+ * Overrides three behaviours of the library's clients: secrets are compared by hash, as only the hash is stored, codes
+ * are sent only in the query of a redirect, and the console gets tokens only where its refresh token becomes a cookie.
  */
 export function overrideClientMethods({ Client }: Provider): void {
   Client.prototype.responseModeAllowed = (mode, type) => mode === 'query' || (mode === 'fragment' && type !== 'code')
+  const { grantTypeAllowed } = Client.prototype
+  Client.prototype.grantTypeAllowed = function (type) {
+    const isElsewhere =
+      Provider.ctx?.oidc.route === 'token' && (consoleToken(Provider.ctx) !== undefined) !== (this.clientId === CONSOLE)
+    return !isElsewhere && grantTypeAllowed.call(this, type)
+  }
   Client.prototype.compareClientSecret = async function (actual: string) {
     const stored = Buffer.from(this.clientSecret ?? '', 'hex')
     const given = sha256Of(actual)

@@ -11,6 +11,7 @@ import { PROOF_ALGORITHMS } from '../grants/dpop.ts'
 import { MCP_ACCESS } from '../grants/scopes.ts'
 import { networkOf } from '../sign-in/networks.ts'
 import { cookiesOf } from '../sign-in/signed-cookies.ts'
+import { CONSOLE_PATH, isFromConsole, readConsoleCookie } from './console-cookie.ts'
 import { cookieNames } from './cookies.ts'
 import { handlerOf } from './library.ts'
 import {
@@ -33,6 +34,8 @@ type Route = {
   path: string
   /** Whether browsers open it: returns HTML, and scripts of other origins cannot read it. */
   page?: boolean
+  /** Whether only pages of the console may call it, with the cookie of their browser. */
+  console?: boolean
   /** Path of the library, if it differs. */
   to?: string
   enabled?: (config: Config) => boolean
@@ -78,6 +81,16 @@ const ROUTES: Route[] = [
   { method: 'post', path: '/oauth/end/confirm', page: true, limit: limitPages },
   { method: 'post', path: '/oauth/token', limit: (services, req) => findTokenBlock(services, req.ip) },
   { method: 'post', path: '/oauth/revoke', limit: limitTokenQueries },
+  ...['token', 'revoke'].map(
+    (name): Route => ({
+      method: 'post',
+      path: `${CONSOLE_PATH}/${name}`,
+      console: true,
+      to: `/oauth/${name}`,
+      enabled: ({ CONSOLE_ENABLED }) => CONSOLE_ENABLED,
+      limit: name === 'revoke' ? limitTokenQueries : (services, req) => findTokenBlock(services, req.ip),
+    }),
+  ),
   {
     method: 'post',
     path: '/oauth/introspect',
@@ -168,6 +181,11 @@ async function handleRequest(services: Services, route: Route, req: Request, res
     // Clients of these endpoints get the protocol's error bodies, regardless of their Accept header.
     req.headers.accept = 'application/json'
   }
+  if (route.console) {
+    res.removeHeader('Access-Control-Allow-Origin')
+    if (!isFromConsole(config, req)) return respondToStranger(res)
+    readConsoleCookie(config, req)
+  }
   if (route.method === 'post') limitAnonymousBody(services, req, res)
   const seconds = await route.limit?.(services, req)
   if (seconds) return respondTooMany(config, route, res, seconds)
@@ -195,6 +213,12 @@ function limitAnonymousBody(services: Services, req: Request, res: Response): vo
 function setPageHeaders(res: Response): void {
   for (const [name, value] of Object.entries(PAGE_HEADERS)) res.setHeader(name, value)
   res.removeHeader('Access-Control-Allow-Origin')
+}
+
+/** Refuses a request to an endpoint of the console that no page of the deployment sent. */
+function respondToStranger(res: Response): void {
+  res.statusCode = 403
+  res.json({ error: 'access_denied', error_description: 'only the console of this deployment may call this endpoint' })
 }
 
 /** Responds with 429 to a sender whose limit is exhausted. */

@@ -1,5 +1,7 @@
 import { createSecretKey } from 'node:crypto'
+import type { Response } from 'express'
 import Provider, { type Configuration, errors, interactionPolicy, type KoaContextWithOIDC } from 'oidc-provider'
+import type { Config } from '#core/base/config.ts'
 import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import { basePath } from '#core/http/base-path.ts'
@@ -10,15 +12,17 @@ import { findUsername } from '../grants/store.ts'
 import { withBudget } from '../sign-in/budget.ts'
 import { derivedKeys } from '../tokens/signatures.ts'
 import { adapterOf, currentGrant, resourcesOf } from './adapter.ts'
-import { isFirstParty } from './client-kinds.ts'
+import { CONSOLE, isFirstParty } from './client-kinds.ts'
 import {
   checkClientMetadata,
   firstPartyClients,
   isHostAllowed,
   overrideClientMethods,
+  overrideConsoleToken,
   overrideRefreshTokens,
   UNSAID,
 } from './clients.ts'
+import { clearConsoleCookie, consoleToken, setConsoleCookie } from './console-cookie.ts'
 import { cookieNames } from './cookies.ts'
 import { METADATA_DOCUMENT_DRAFT } from './draft.ts'
 import { signingKeys } from './keys.ts'
@@ -50,6 +54,7 @@ export async function createProvider(services: Services): Promise<Provider> {
   provider.proxy = true
   overrideClientMethods(provider)
   overrideRefreshTokens(provider, services.config)
+  overrideConsoleToken(provider)
   provider.use((ctx, next) => completeResponse(services, ctx as KoaContextWithOIDC, next))
   provider.on('authorization.success', forgetAccount)
   provider.on('server_error', (ctx, error) => respondToFailure(services, ctx, error))
@@ -89,12 +94,33 @@ async function completeResponse(services: Services, ctx: KoaContextWithOIDC, nex
     ctx.status = 429
     ctx.set('Retry-After', String(RETRY_SECONDS))
   }
+  if (consoleToken(ctx) !== undefined && completeConsoleResponse(services, ctx, name)) return
   const error = String(body?.error)
   const isGuess =
     name === 'token'
       ? !NON_GUESS_ERRORS.includes(error)
       : (name === 'revocation' || name === 'introspection') && error === 'invalid_client'
   if (isGuess && ctx.status >= 400) await countTokenFailure(services, senderIp(ctx))
+}
+
+/**
+ * Moves the refresh token of the console from the response to the cookie of the browser. A browser without the cookie
+ * gets 204: it is not signed in, which is no failure. Returns whether the response is complete.
+ */
+function completeConsoleResponse({ config }: Services, ctx: KoaContextWithOIDC, route: string | undefined): boolean {
+  const res = ctx.res as Response
+  const body = ctx.body as Record<string, unknown> | undefined
+  if (route === 'revocation' && ctx.status === 200) clearConsoleCookie(config, res)
+  if (route !== 'token') return false
+  if (consoleToken(ctx) === null && ctx.oidc.params?.grant_type === 'refresh_token') {
+    ctx.status = 204
+    return true
+  }
+  const { RefreshToken: token } = ctx.oidc.entities
+  if (ctx.status !== 200 || !body || !token) return false
+  setConsoleCookie(config, res, String(body.refresh_token), token.expiration)
+  delete body.refresh_token
+  return true
 }
 
 /** Responds to failures that the caller did not cause, with a retryable error if the database is unavailable. */
@@ -180,7 +206,8 @@ function configuration(services: Services): Configuration {
       DeviceCode: DEVICE_CODE_SECONDS,
       IdToken: config.OAUTH_ACCESS_TOKEN_TTL_SECONDS,
       Interaction: INTERACTION_SECONDS,
-      RefreshToken: config.OAUTH_REFRESH_TOKEN_TTL_SECONDS,
+      RefreshToken: (ctx, _token, client) =>
+        client.clientId === CONSOLE ? consoleTtl(config, ctx) : config.OAUTH_REFRESH_TOKEN_TTL_SECONDS,
       Session: SESSION_SECONDS,
       Grant: config.OAUTH_GRANT_MAX_SECONDS,
     },
@@ -197,6 +224,9 @@ function configuration(services: Services): Configuration {
       url: (_ctx, interaction) => {
         const url = new URL(config.OAUTH_CONSENT_URL)
         url.searchParams.set('request_id', `oar_${interaction.uid}`)
+        // The page names a built-in client before the user has signed in to read the request.
+        const client = String(interaction.params.client_id)
+        if (isFirstParty(client)) url.searchParams.set('client', client)
         return url.href
       },
     },
@@ -293,6 +323,17 @@ function configuration(services: Services): Configuration {
       },
     },
   }
+}
+
+/**
+ * Returns the seconds until a sign-in of the console ends, unless it is refreshed after further input: its token and its
+ * grant end when the idle time since the last input, which the page sends, is over.
+ */
+function consoleTtl(config: Config, { oidc: { body } }: KoaContextWithOIDC): number {
+  const { CONSOLE_IDLE_MINUTES: minutes, OAUTH_REFRESH_TOKEN_TTL_SECONDS: most } = config
+  if (minutes === 0) return most
+  const idle = Number((body as { idle_seconds?: unknown } | undefined)?.idle_seconds)
+  return Math.min(most, Math.max(1, Math.ceil(minutes * 60 - (idle > 0 ? idle : 0))))
 }
 
 /** Requires sign-in and consent for every request, regardless of the browser session. */

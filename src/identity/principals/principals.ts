@@ -215,10 +215,13 @@ async function callerByKey(
 /** Returns a grant that is valid now; null if it is revoked or expired, or if its user is deleted or disabled. */
 async function usableGrant(services: Services, id: string): Promise<(Principal & { grant: PrincipalGrant }) | null> {
   const { pool, clock, log } = services
-  const found = await resolverOf(services).resolve(`grant ${id}`, async () => {
+  const load = async () => {
     const row = await findGrantPrincipal(pool, id)
     return row && principalOf(row, log)
-  })
+  }
+  let found = await resolverOf(services).resolve(`grant ${id}`, load)
+  // A refresh moves the end of a grant, which is announced to no process.
+  if (isPast(found?.grant?.expires_at ?? null, clock.now())) found = await load()
   if (!found?.grant || found.user.disabled_at !== null || isPast(found.grant.expires_at, clock.now())) return null
   return { ...found, grant: found.grant }
 }

@@ -2,6 +2,8 @@ import { UniqueIntegrityConstraintViolationError } from 'slonik'
 import type { Clock } from '#core/base/clock.ts'
 import { raise } from '#core/base/errors.ts'
 import type { Tx } from '#core/writes/writer.ts'
+import { endUserGrants } from '../grants/store.ts'
+import { CONSOLE } from '../oauth/client-kinds.ts'
 import { principalsChanged } from '../principals/principals.ts'
 import { type Role, type UserRow, userKind } from './model.ts'
 import { lockAdmins, updateUser } from './store.ts'
@@ -45,6 +47,13 @@ export async function updateUserFields(
     throw error
   }
 }
+
+/**
+ * Ends the sign-ins of a user in the console, except the current one: a new password must end unknown sign-ins. The
+ * caller announces the change.
+ */
+export const endConsoleSignIns = (tx: Tx, userId: string, except: string | null = null): Promise<unknown> =>
+  endUserGrants(tx, { userId, clientId: CONSOLE, except, reason: 'tokens_revoked' })
 
 /** Deletes a user with keys and attachments. @throws LAST_ADMIN_REQUIRED, RESOURCE_NOT_FOUND */
 export async function deleteUser(tx: Tx, id: string): Promise<void> {

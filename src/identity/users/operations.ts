@@ -12,7 +12,7 @@ import { resource } from '#core/resources/resource.ts'
 import { principalsChanged } from '../principals/principals.ts'
 import { AuthoredDefinition, listAuthoredDefinitions } from './authored.ts'
 import { bootstrapAdmin } from './bootstrap.ts'
-import { deleteUser, updateUserFields } from './change.ts'
+import { deleteUser, endConsoleSignIns, updateUserFields } from './change.ts'
 import {
   Credentials,
   checkNewPassword,
@@ -131,7 +131,7 @@ export const userOperations: Operation[] = [
     mcp: false,
     summary: 'Change own password',
     description:
-      'Ends all tokens of the user and returns a new one. Project keys stay valid. A wrong current password counts as a failed sign-in.',
+      'Ends all tokens of the user and all other sign-ins in the console, and returns a new token. Project keys stay valid. A wrong current password counts as a failed sign-in.',
     tag,
     action: 'users:ChangeOwnPassword',
     gate: 'owner',
@@ -148,9 +148,10 @@ export const userOperations: Operation[] = [
       checkNewPassword(body.new_password, services.config.PASSWORD_MIN_LENGTH, 'new_password')
       return checkOwnPassword(context, body)
     },
-    async run({ prepared: { user, hash }, services, tx }) {
+    async run({ prepared: { user, hash }, services, caller, tx }) {
       const token_version = await changePassword(tx, user, hash, services.clock.now())
       if (token_version === null) return raise('UNAUTHORIZED')
+      await endConsoleSignIns(tx, user.id, caller.credential.id)
       principalsChanged(tx, `user:${user.id}`)
       return issueUserToken(services, { ...user, token_version })
     },
@@ -162,7 +163,7 @@ export const userOperations: Operation[] = [
     path: '/users/me/revoke-tokens',
     summary: 'Revoke own tokens',
     description:
-      'Ends all tokens of the caller from the next request on in every process, including the token of this request. Project keys stay valid.',
+      'Ends all tokens of the caller from the next request on in every process, including the token of this request, and the sign-ins in the console. Project keys stay valid.',
     tag,
     action: 'users:ChangeOwnPassword',
     gate: 'owner',
@@ -173,6 +174,7 @@ export const userOperations: Operation[] = [
       audit.resource_srn = srn(null, userKind.name, caller.user.id)
       audit.resource_public_id = caller.user.id
       await revokeTokens(tx, caller.user.id)
+      await endConsoleSignIns(tx, caller.user.id)
       principalsChanged(tx, `user:${caller.user.id}`)
     },
   }),
@@ -265,7 +267,7 @@ export const userOperations: Operation[] = [
     path: '/users/{user_id}/password',
     mcp: false,
     summary: 'Reset a user password',
-    description: 'Ends all tokens of the user and a lockout of the username.',
+    description: 'Ends all tokens of the user, the sign-ins in the console and a lockout of the username.',
     tag,
     action: 'users:ResetPassword',
     gate: 'admin',
@@ -279,6 +281,7 @@ export const userOperations: Operation[] = [
       const { id } = resource
       if (!(await setPassword(tx, id, hash))) raise(userKind.notFound, { meta: { id } })
       await clearFailures(tx, resource.username)
+      await endConsoleSignIns(tx, id)
       principalsChanged(tx, `user:${id}`)
     },
   }),
@@ -287,13 +290,15 @@ export const userOperations: Operation[] = [
     method: 'post',
     path: '/users/{user_id}/revoke-tokens',
     summary: 'Revoke user tokens',
-    description: 'Ends all tokens of the user from the next request on in every process. Project keys stay valid.',
+    description:
+      'Ends all tokens of the user and the sign-ins in the console, from the next request on in every process. Project keys stay valid.',
     tag,
     action: 'users:ResetPassword',
     gate: 'admin',
     answers: { 204: null },
     async run({ resource, tx }) {
       await revokeTokens(tx, resource.id)
+      await endConsoleSignIns(tx, resource.id)
       principalsChanged(tx, `user:${resource.id}`)
     },
   }),
