@@ -1,6 +1,7 @@
-import { createRootRoute, createRoute, createRouter, lazyRouteComponent } from '@tanstack/react-router'
+import { createRootRoute, createRoute, createRouter } from '@tanstack/react-router'
 import { Crashed } from './components/crashed.tsx'
 import type { Filters } from './components/filters.ts'
+import { onDemand } from './components/on-demand.tsx'
 import { Loading, NotFound } from './components/states.tsx'
 import { Home } from './shell/home.tsx'
 import { Shell } from './shell/shell.tsx'
@@ -15,7 +16,7 @@ const view = <Path extends string>(path: Path, load: () => Promise<any>, compone
   createRoute({
     getParentRoute: () => project,
     path,
-    component: lazyRouteComponent(load, component),
+    component: onDemand(async () => (await load())[component]),
     validateSearch: (search: Filters): Filters => search,
   })
 

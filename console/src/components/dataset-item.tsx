@@ -1,11 +1,11 @@
 import { Stack, Textarea } from '@mantine/core'
 import { createDatasetItem, listDatasets } from '@muster/client/operations'
-import { useState } from 'react'
 import { api } from '#api.ts'
 import { usePermissions, useProjectId } from '#projects.ts'
 import * as strings from '#strings.ts'
 import { FormButton, useAction } from './actions.tsx'
 import { useDatasetSelect } from './dataset-select.tsx'
+import { useDraft } from './draft.tsx'
 import { SubmitRow } from './schema-form.tsx'
 
 /** The content of an item of a dataset. */
@@ -28,8 +28,9 @@ export function DatasetItemButton({ item }: { item: Item }) {
 function DatasetItemForm({ item, onDone }: { item: Item; onDone: () => void }) {
   const projectId = useProjectId()
   const dataset = useDatasetSelect(projectId)
-  const [input, setInput] = useState(item.input)
-  const [expected, setExpected] = useState(item.expected)
+  const draft = useDraft(`dataset item ${item.input}`, { input: item.input, expected: item.expected })
+  const { input, expected } = draft.value
+  const set = (change: Partial<typeof draft.value>) => draft.setValue(all => ({ ...all, ...change }))
   const save = useAction({
     run: async () =>
       createDatasetItem(api, {
@@ -40,7 +41,10 @@ function DatasetItemForm({ item, onDone }: { item: Item; onDone: () => void }) {
       }),
     stale: [['datasets', projectId]],
     message: strings.datasetItem.saved,
-    onDone,
+    onDone: () => {
+      draft.forget()
+      onDone()
+    },
   })
   return (
     <form
@@ -54,7 +58,7 @@ function DatasetItemForm({ item, onDone }: { item: Item; onDone: () => void }) {
         <Textarea
           label={strings.datasetItem.input}
           value={input}
-          onChange={event => setInput(event.currentTarget.value)}
+          onChange={event => set({ input: event.currentTarget.value })}
           autosize
           maxRows={8}
           required
@@ -62,7 +66,7 @@ function DatasetItemForm({ item, onDone }: { item: Item; onDone: () => void }) {
         <Textarea
           label={strings.datasetItem.expected}
           value={expected}
-          onChange={event => setExpected(event.currentTarget.value)}
+          onChange={event => set({ expected: event.currentTarget.value })}
           autosize
           maxRows={12}
         />

@@ -1,6 +1,7 @@
 import { SegmentedControl, Stack } from '@mantine/core'
 import { type ReactNode, useState } from 'react'
 import * as strings from '#strings.ts'
+import { DraftScope } from './draft.tsx'
 import { SchemaForm, type Values } from './schema-form.tsx'
 
 const jsonSchema = {
@@ -40,21 +41,24 @@ export function FormOrJson({
       {mode === 'form' ? (
         form
       ) : (
-        <SchemaForm
-          key="json"
-          schema={jsonSchema}
-          start={{ record }}
-          onSubmit={({ record: written }) =>
-            onSubmit(
-              Object.fromEntries(
-                Object.entries(written as Values).filter(
-                  ([name, value]) => JSON.stringify(value) !== JSON.stringify(record[name]),
+        // Which of its fields are secrets is not known.
+        <DraftScope value={null}>
+          <SchemaForm
+            key="json"
+            schema={jsonSchema}
+            start={{ record }}
+            onSubmit={({ record: written }) =>
+              onSubmit(
+                Object.fromEntries(
+                  Object.entries(written as Values).filter(
+                    ([name, value]) => JSON.stringify(value) !== JSON.stringify(record[name]),
+                  ),
                 ),
-              ),
-            )
-          }
-          {...rest}
-        />
+              )
+            }
+            {...rest}
+          />
+        </DraftScope>
       )}
     </Stack>
   )

@@ -1,10 +1,11 @@
 import { Badge, Box, Card, Group, Text } from '@mantine/core'
 import type { SessionMessage } from '@muster/client'
-import { lazy, type ReactNode, Suspense } from 'react'
+import { type ReactNode, Suspense } from 'react'
 import * as strings from '#strings.ts'
+import { onDemand } from './on-demand.tsx'
 import { visible, When } from './text.tsx'
 
-const Markdown = lazy(() => import('./markdown.tsx'))
+const Markdown = onDemand(async () => (await import('./markdown.tsx')).default)
 
 /** A message of a conversation. */
 export function MessageCard({

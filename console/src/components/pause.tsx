@@ -1,10 +1,10 @@
 import { Stack, Text, TextInput } from '@mantine/core'
 import { pauseProject } from '@muster/client/operations'
 import { IconPlayerPause } from '@tabler/icons-react'
-import { useState } from 'react'
 import { api } from '#api.ts'
 import * as strings from '#strings.ts'
 import { FormButton, useAction } from './actions.tsx'
+import { useDraft } from './draft.tsx'
 import { SubmitRow } from './schema-form.tsx'
 
 /** A button that pauses a project, after a reason that everybody sees. */
@@ -20,11 +20,14 @@ export function PauseButton({ projectId }: { projectId: string }) {
 }
 
 function PauseForm({ projectId, onDone }: { projectId: string; onDone: () => void }) {
-  const [reason, setReason] = useState('')
+  const { value: reason, setValue: setReason, forget } = useDraft('pause', '')
   const pause = useAction({
     run: async () => pauseProject(api, { project_id: projectId, ...(reason.trim() ? { reason: reason.trim() } : {}) }),
     stale: [['projects'], ['project', projectId]],
-    onDone,
+    onDone: () => {
+      forget()
+      onDone()
+    },
   })
   return (
     <form

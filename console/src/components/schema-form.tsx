@@ -11,6 +11,7 @@ import {
   Select,
   Stack,
   TagsInput,
+  Text,
   Textarea,
   TextInput,
 } from '@mantine/core'
@@ -20,8 +21,9 @@ import { failureOf } from '#api.ts'
 import type { Choice } from '#choices.ts'
 import { isObject } from '#json.ts'
 import * as strings from '#strings.ts'
+import { useDraft, useSent } from './draft.tsx'
 import { FailureAlert } from './states.tsx'
-import { visible } from './text.tsx'
+import { TextButton, visible } from './text.tsx'
 
 /** A JSON Schema, as far as a form follows it; the service checks the rest. */
 type FieldSchema = {
@@ -190,7 +192,7 @@ export function SchemaForm({
       const field = settled(properties[name])
       return { name, field, input: inputOf(name, field), isRequired: required.includes(name) && !initial }
     })
-  const [entries, setEntries] = useState<Values>(() =>
+  const [untouched] = useState<Values>(() =>
     Object.fromEntries(
       fields.map(({ name, input, field }) => [
         name,
@@ -198,6 +200,11 @@ export function SchemaForm({
       ]),
     ),
   )
+  const draft = useEnteredFields(fields, [String(initial?.id ?? ''), submitLabel, JSON.stringify(start)], {
+    isPending,
+    error,
+  })
+  const entries: Values = { ...untouched, ...draft.value }
   const [wrong, setWrong] = useState<Record<string, string>>({})
   const submit = () => {
     const values: Values = {}
@@ -216,7 +223,13 @@ export function SchemaForm({
       }
     }
     setWrong(problems)
-    if (Object.keys(problems).length === 0) onSubmit(values)
+    if (Object.keys(problems).length > 0) return
+    draft.submit()
+    onSubmit(values)
+  }
+  const cancel = () => {
+    draft.forget()
+    onCancel?.()
   }
   const refused = Object.fromEntries(
     (error ? (failureOf(error).problems ?? []) : []).flatMap(({ path, message }) => {
@@ -236,6 +249,14 @@ export function SchemaForm({
       }}
     >
       <Stack gap="md">
+        {draft.isRestored && Object.keys(draft.value).length > 0 && (
+          <Group gap="sm" role="status">
+            <Text size="sm" c="dimmed">
+              {strings.form.restored}
+            </Text>
+            <TextButton onClick={() => draft.setValue({})}>{strings.form.discard}</TextButton>
+          </Group>
+        )}
         {fields.map(({ name, field, input, isRequired }, index) => (
           <SchemaField
             key={name}
@@ -244,7 +265,7 @@ export function SchemaForm({
             options={options[name]}
             suggestions={suggestions[name]}
             entry={entries[name]}
-            onChange={entry => setEntries(all => ({ ...all, [name]: entry }))}
+            onChange={entry => draft.setValue(all => ({ ...all, [name]: entry }))}
             common={{
               label: field.title ? visible(field.title) : fieldLabel(name),
               description: field.description && visible(field.description.replaceAll('`', '')),
@@ -257,10 +278,28 @@ export function SchemaForm({
           />
         ))}
         {children}
-        {isReadOnly ? null : <SubmitRow label={submitLabel} isPending={isPending} error={error} onCancel={onCancel} />}
+        {isReadOnly ? null : (
+          <SubmitRow label={submitLabel} isPending={isPending} error={error} onCancel={onCancel && cancel} />
+        )}
       </Stack>
     </form>
   )
+}
+
+/** Whether a value of the schema, or a part of it, is a secret. */
+const isSecret = (field: FieldSchema): boolean => JSON.stringify(field).includes('"x-secret":true')
+
+/** The fields that differ from what the form began with, kept until they were sent; secrets are not. */
+function useEnteredFields(
+  fields: { name: string; field: FieldSchema }[],
+  names: string[],
+  state: { isPending?: boolean; error?: unknown },
+) {
+  const kept = new Set(fields.filter(({ field }) => !isSecret(field)).map(({ name }) => name))
+  const draft = useDraft<Values>([...fields.map(({ name }) => name), ...names].join(' '), {}, value =>
+    Object.fromEntries(Object.entries(value).filter(([name]) => kept.has(name))),
+  )
+  return { ...draft, submit: useSent(draft, state) }
 }
 
 /** The end of a form: why it was refused, and its buttons. */

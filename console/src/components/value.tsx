@@ -1,6 +1,7 @@
 import { Code, Group, ScrollArea, Text } from '@mantine/core'
-import { lazy, Suspense, useMemo, useState } from 'react'
+import { Suspense, useMemo, useState } from 'react'
 import * as strings from '#strings.ts'
+import { onDemand } from './on-demand.tsx'
 import { saveAs } from './save.ts'
 import { CopyText, sizeText, TextButton, visible } from './text.tsx'
 
@@ -8,7 +9,7 @@ import { CopyText, sizeText, TextButton, visible } from './text.tsx'
 const FOLD_ABOVE = 16 * 1024
 const FOLDED = 2 * 1024
 
-const Viewer = lazy(() => import('./viewer.tsx'))
+const Viewer = onDemand(async () => (await import('./viewer.tsx')).default)
 
 /** The size and shape of a value. */
 const describe = (value: unknown, length: number): string => {

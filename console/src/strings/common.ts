@@ -69,6 +69,8 @@ export const form = {
   notObject: 'This is not a JSON object',
   changed: 'Another person has changed this record',
   clear: (field: string) => `Clear ${field}`,
+  restored: 'This contains what you entered before and did not send.',
+  discard: 'Discard',
 } as const
 
 export const value = {
@@ -82,9 +84,9 @@ export const value = {
 } as const
 
 export const filtered = { title: 'Nothing matches the filters', clear: 'Clear filters' } as const
-export const newVersion = {
-  title: 'A new version is available',
-  text: 'Reload to use it. What you typed in this view is lost.',
+export const scriptMissing = {
+  title: 'This view could not be loaded',
+  text: 'The connection failed, or a new version was installed: then a reload helps. What you entered is kept.',
   reload: 'Reload',
 } as const
 

@@ -35,6 +35,7 @@ import { api, BUSY_MS, every, POLL_MS } from '#api.ts'
 import { usePlaybooks } from '#choices.ts'
 import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
 import { CommandButton, CommandForm } from '#components/command-form.tsx'
+import { useDraft } from '#components/draft.tsx'
 import { type Column, ListView, RecordLink, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Facts, Section } from '#components/record.tsx'
@@ -301,7 +302,7 @@ function CaseTimeline({ record }: { record: Case }) {
 }
 
 function CommentForm({ record }: { record: Case }) {
-  const [body, setBody] = useState('')
+  const { value: body, setValue: setBody } = useDraft('comment', '')
   const comment = useAction({
     run: async () => commentCase(api, { case_id: record.id, body: body.trim() }),
     stale: [['case', record.id]],

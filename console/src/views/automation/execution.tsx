@@ -18,11 +18,13 @@ import {
 import { IconPlayerPause, IconX } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
-import { lazy, Suspense, useState } from 'react'
+import { Suspense, useState } from 'react'
 import { useIds } from '#address.ts'
 import { api, BUSY_MS, every, POLL_MS } from '#api.ts'
 import { ActionButton, useAction } from '#components/actions.tsx'
 import { CommandButton } from '#components/command-form.tsx'
+import { useDraft } from '#components/draft.tsx'
+import { onDemand } from '#components/on-demand.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Facts, Section } from '#components/record.tsx'
 import { type ObjectSchema, SchemaForm, type Values } from '#components/schema-form.tsx'
@@ -35,7 +37,7 @@ import * as strings from '#strings.ts'
 import { type EnteredEvidence, EvidenceField, type EvidenceKind, evidenceOf } from './evidence.tsx'
 import { Exports } from './exports.tsx'
 
-const Markdown = lazy(() => import('#components/markdown.tsx'))
+const Markdown = onDemand(async () => (await import('#components/markdown.tsx')).default)
 
 const texts = strings.playbooks
 
@@ -416,7 +418,7 @@ function StepForm({
   const schema = (definition?.result_schema ?? {}) as ObjectSchema
   const required = (definition?.required_evidence ?? []) as { name: string; kind: EvidenceKind }[]
   const [evidence, setEvidence] = useState<Record<string, EnteredEvidence>>({})
-  const [note, setNote] = useState('')
+  const { value: note, setValue: setNote, forget } = useDraft(`note ${step.key}`, '')
   const complete = useAction({
     run: async (result: Values) => {
       const given = required.filter(({ name }) => evidence[name]?.text.trim() || evidence[name]?.file)
@@ -432,6 +434,7 @@ function StepForm({
       })
     },
     stale: staleOf(execution),
+    onDone: forget,
   })
   return (
     <SchemaForm

@@ -5,6 +5,7 @@ import { createOrchestration, getOrchestration, updateOrchestration } from '@mus
 import { useNavigate } from '@tanstack/react-router'
 import { useMemo, useState } from 'react'
 import { api } from '#api.ts'
+import { useDraft, useSent } from '#components/draft.tsx'
 import { type Read, useGuardedSave } from '#components/guarded-save.tsx'
 import { Page } from '#components/page.tsx'
 import { parseObject, SubmitRow, type Values } from '#components/schema-form.tsx'
@@ -169,10 +170,16 @@ function Editor({
   onCancel: () => void
 }) {
   const projectId = useProjectId()
-  const [name, setName] = useState(record?.name ?? '')
-  const [description, setDescription] = useState(record?.description ?? '')
-  const [label, setLabel] = useState('')
-  const [json, setJson] = useState(textOf(record ? definitionOf(record) : EXAMPLE))
+  // The text of an earlier record would take changes back that others made since.
+  const draft = useDraft(`orchestration ${record?.updated_at ?? ''}`, {
+    name: record?.name ?? '',
+    description: record?.description ?? '',
+    label: '',
+    json: textOf(record ? definitionOf(record) : EXAMPLE),
+  })
+  const { name, description, label, json } = draft.value
+  const set = (change: Partial<typeof draft.value>) => draft.setValue(all => ({ ...all, ...change }))
+  const markSent = useSent(draft, { isPending, error })
   const [selected, setSelected] = useState<string | null>(null)
   const parsed = useMemo(() => parseObject(json), [json])
   const [settled] = useDebouncedValue(json, PAUSE_MS)
@@ -190,6 +197,7 @@ function Editor({
     const change = Object.fromEntries(
       Object.entries(given).filter(([key, value]) => JSON.stringify(value) !== JSON.stringify(before[key] ?? null)),
     )
+    markSent()
     onSubmit({ ...change, ...(label.trim() ? { version_label: label.trim() } : {}) })
   }
   /** Chooses a node, and selects its text. */
@@ -216,20 +224,20 @@ function Editor({
           <TextInput
             label={strings.name}
             value={name}
-            onChange={event => setName(event.currentTarget.value)}
+            onChange={event => set({ name: event.currentTarget.value })}
             required
             data-autofocus
           />
           <TextInput
             label={strings.agents.description}
             value={description}
-            onChange={event => setDescription(event.currentTarget.value)}
+            onChange={event => set({ description: event.currentTarget.value })}
           />
           {record && (
             <TextInput
               label={strings.orchestrations.label}
               value={label}
-              onChange={event => setLabel(event.currentTarget.value)}
+              onChange={event => set({ label: event.currentTarget.value })}
             />
           )}
         </SimpleGrid>
@@ -240,7 +248,7 @@ function Editor({
             description={strings.orchestrations.jsonHelp}
             error={parsed ? null : strings.form.notObject}
             value={json}
-            onChange={setJson}
+            onChange={json => set({ json })}
             rows={28}
             classNames={{ input: 'mono' }}
           />
@@ -267,7 +275,10 @@ function Editor({
           isPending={isPending}
           error={error}
           disabled={!parsed || !name.trim()}
-          onCancel={onCancel}
+          onCancel={() => {
+            draft.forget()
+            onCancel()
+          }}
         />
       </Stack>
     </form>

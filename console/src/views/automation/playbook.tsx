@@ -11,12 +11,13 @@ import {
   updatePlaybook,
 } from '@muster/client/operations'
 import { IconEdit, IconPlayerPlay } from '@tabler/icons-react'
-import { lazy, Suspense } from 'react'
+import { Suspense } from 'react'
 import { useIds } from '#address.ts'
 import { api, POLL_MS } from '#api.ts'
 import { FormButton } from '#components/actions.tsx'
 import { CommandForm } from '#components/command-form.tsx'
 import { type Column, ListView, RecordLink, useList } from '#components/list.tsx'
+import { onDemand } from '#components/on-demand.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Section } from '#components/record.tsx'
 import { RecordPage, RemoveButton } from '#components/record-page.tsx'
@@ -31,7 +32,7 @@ import { PLAYBOOK_FIELDS } from './playbooks.tsx'
 
 const texts = strings.playbooks
 
-const Markdown = lazy(() => import('#components/markdown.tsx'))
+const Markdown = onDemand(async () => (await import('#components/markdown.tsx')).default)
 
 /** A playbook: its steps, its executions and its versions. */
 export function PlaybookView() {

@@ -4,9 +4,10 @@ import type { Trigger } from '@muster/client'
 import { createTrigger, listTriggers } from '@muster/client/operations'
 import { IconBolt, IconPlus } from '@tabler/icons-react'
 import { useNavigate } from '@tanstack/react-router'
-import { lazy, Suspense } from 'react'
+import { Suspense } from 'react'
 import { api, POLL_MS } from '#api.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '#components/list.tsx'
+import { onDemand } from '#components/on-demand.tsx'
 import { Page } from '#components/page.tsx'
 import { Loading, Notice } from '#components/states.tsx'
 import { StatusBadge } from '#components/status.tsx'
@@ -16,7 +17,7 @@ import * as strings from '#strings.ts'
 
 const texts = strings.triggers
 
-const TriggerForm = lazy(() => import('./trigger-form.tsx').then(({ TriggerForm }) => ({ default: TriggerForm })))
+const TriggerForm = onDemand(async () => (await import('./trigger-form.tsx')).TriggerForm)
 
 const TYPES = ['manual', 'webhook', 'schedule', 'event'] as const
 

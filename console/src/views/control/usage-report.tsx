@@ -9,7 +9,7 @@ import {
 } from '@muster/client/operations'
 import { IconChartBar, IconDownload, IconReceipt } from '@tabler/icons-react'
 import { keepPreviousData, useQuery } from '@tanstack/react-query'
-import { lazy, Suspense } from 'react'
+import { Suspense } from 'react'
 import { api, every } from '#api.ts'
 import { useAgents } from '#choices.ts'
 import { FormButton, useAction } from '#components/actions.tsx'
@@ -17,6 +17,7 @@ import type { ChartSeries } from '#components/chart.tsx'
 import { Figures } from '#components/figures.tsx'
 import { useFilters } from '#components/filters.ts'
 import { TableHead } from '#components/list.tsx'
+import { onDemand } from '#components/on-demand.tsx'
 import { Section } from '#components/record.tsx'
 import { saveAs } from '#components/save.ts'
 import { FailureAlert, Loaded, Loading, Notice } from '#components/states.tsx'
@@ -26,7 +27,7 @@ import * as strings from '#strings.ts'
 import { PriceForm } from './prices.tsx'
 import { Receipt } from './receipt.tsx'
 
-const Chart = lazy(() => import('#components/chart.tsx'))
+const Chart = onDemand(async () => (await import('#components/chart.tsx')).default)
 
 const POLL_MS = 60_000
 const DAY_MS = 86_400_000

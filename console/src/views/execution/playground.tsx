@@ -3,8 +3,9 @@ import type { Agent } from '@muster/client'
 import { createAgent, listAgents } from '@muster/client/operations'
 import { IconPlayerStop, IconRobot, IconSend } from '@tabler/icons-react'
 import { Link, useLocation } from '@tanstack/react-router'
-import { useEffect, useRef, useState } from 'react'
+import { useEffect, useRef } from 'react'
 import { useAgents } from '#choices.ts'
+import { useDraft } from '#components/draft.tsx'
 import { useFilters } from '#components/filters.ts'
 import { Page } from '#components/page.tsx'
 import { Loaded, Notice, Refused } from '#components/states.tsx'
@@ -101,7 +102,10 @@ function Exchange({ agentIds, labelOf }: { agentIds: string[]; labelOf: (id: str
   const second = useExchange(agentIds[1])
   const exchanges = [first, second].slice(0, agentIds.length)
   const given = useLocation({ select: ({ state }) => state.prompt })
-  const [message, setMessage] = useState(given ?? '')
+  const { value: message, setValue: setMessage } = useDraft('message', '')
+  useEffect(() => {
+    if (given) setMessage(given)
+  }, [given])
   const end = useRef<HTMLDivElement>(null)
   const input = useRef<HTMLTextAreaElement>(null)
   const isRunning = exchanges.some(each => each.isRunning)

@@ -6,6 +6,7 @@ import { useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '#api.ts'
 import { useAction } from '#components/actions.tsx'
+import { useDraft } from '#components/draft.tsx'
 import { FieldChanges } from '#components/field-changes.tsx'
 import { Page } from '#components/page.tsx'
 import { Section } from '#components/record.tsx'
@@ -49,8 +50,13 @@ export function FormationPlanner({ projectId, formation }: { projectId: string; 
   const navigate = useNavigate()
   const isAllowed = usePermissions(projectId)
   const stored = formation ? JSON.stringify(formation.template, null, 2) : ''
-  const [name, setName] = useState('')
-  const [template, setTemplate] = useState(formation ? stored : EXAMPLE)
+  // Parameters may be secrets: they are not kept.
+  const draft = useDraft(`template ${formation?.updated_at ?? ''}`, {
+    name: '',
+    template: formation ? stored : EXAMPLE,
+  })
+  const { name, template } = draft.value
+  const set = (change: Partial<typeof draft.value>) => draft.setValue(all => ({ ...all, ...change }))
   const [parameters, setParameters] = useState('')
   const [isProtected, setProtected] = useState(false)
   const parsed = parameters.trim() ? parseObject(parameters) : {}
@@ -83,7 +89,10 @@ export function FormationPlanner({ projectId, formation }: { projectId: string; 
             wait: false,
           }),
     stale: [['formations'], ['formation', formation?.id]],
-    onDone: ({ id }) => void navigate({ to: `/p/${projectId}/formations/${id}`, search: { tab: 'operations' } }),
+    onDone: ({ id }) => {
+      draft.forget()
+      void navigate({ to: `/p/${projectId}/formations/${id}`, search: { tab: 'operations' } })
+    },
   })
   const isCurrent =
     plan.data &&
@@ -105,7 +114,7 @@ export function FormationPlanner({ projectId, formation }: { projectId: string; 
                 label={strings.name}
                 description={texts.nameHelp}
                 value={name}
-                onChange={event => setName(event.currentTarget.value)}
+                onChange={event => set({ name: event.currentTarget.value })}
                 required
                 data-autofocus
               />
@@ -114,7 +123,7 @@ export function FormationPlanner({ projectId, formation }: { projectId: string; 
               label={texts.template}
               description={formation ? texts.templateEdit : texts.templateHelp}
               value={template}
-              onChange={event => setTemplate(event.currentTarget.value)}
+              onChange={event => set({ template: event.currentTarget.value })}
               classNames={{ input: 'mono' }}
               autosize
               minRows={8}

@@ -15,9 +15,9 @@ import {
 } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
-import { useState } from 'react'
 import { useIds } from '#address.ts'
 import { api } from '#api.ts'
+import { useDraft, useSent } from '#components/draft.tsx'
 import { EntityLink } from '#components/entity-link.tsx'
 import { type Read, useGuardedSave } from '#components/guarded-save.tsx'
 import { Page } from '#components/page.tsx'
@@ -206,9 +206,15 @@ function Editor({
   error: unknown
   onSubmit: (fields: Values) => void
 }) {
-  const [name, setName] = useState(policy?.name ?? '')
-  const [description, setDescription] = useState(policy?.description ?? '')
-  const [text, setText] = useState(() => JSON.stringify(policy?.document ?? example(projectId), null, 2))
+  // The text of an earlier record would take changes back that others made since.
+  const draft = useDraft(`policy ${policy?.updated_at ?? ''}`, {
+    name: policy?.name ?? '',
+    description: policy?.description ?? '',
+    text: JSON.stringify(policy?.document ?? example(projectId), null, 2),
+  })
+  const { name, description, text } = draft.value
+  const set = (change: Partial<typeof draft.value>) => draft.setValue(all => ({ ...all, ...change }))
+  const markSent = useSent(draft, { isPending, error })
   const document = parsed(text)
   return (
     <Stack gap="lg">
@@ -216,17 +222,23 @@ function Editor({
         onSubmit={event => {
           event.preventDefault()
           const fields = { name: name.trim() || null, description: description.trim() || null }
-          if (document) onSubmit({ ...fields, document })
+          if (!document) return
+          markSent()
+          onSubmit({ ...fields, document })
         }}
       >
         <Stack gap="md">
-          <TextInput label={strings.name} value={name} onChange={event => setName(event.currentTarget.value)} />
+          <TextInput label={strings.name} value={name} onChange={event => set({ name: event.currentTarget.value })} />
           <TextInput
             label={texts.description}
             value={description}
-            onChange={event => setDescription(event.currentTarget.value)}
+            onChange={event => set({ description: event.currentTarget.value })}
           />
-          <PolicyEditor value={text} onChange={setText} error={document ? undefined : strings.form.notJson} />
+          <PolicyEditor
+            value={text}
+            onChange={text => set({ text })}
+            error={document ? undefined : strings.form.notJson}
+          />
           <SubmitRow
             label={policy ? strings.save : strings.create}
             isPending={isPending}

@@ -5,6 +5,7 @@ import { IconInbox } from '@tabler/icons-react'
 import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { api } from '#api.ts'
+import { DraftScope } from '#components/draft.tsx'
 import { RecordLink } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { FailureAlert, Notice } from '#components/states.tsx'
@@ -44,7 +45,9 @@ export function Inbox() {
       {forms.data && forms.data.length > 0 && (
         <InboxSection title={strings.inbox.forms} count={forms.data.length}>
           {forms.data.map(form => (
-            <FormCard key={form.id} form={form} />
+            <DraftScope key={form.id} value={form.id}>
+              <FormCard form={form} />
+            </DraftScope>
           ))}
         </InboxSection>
       )}
