@@ -28,7 +28,10 @@ describe('statistics of the run queue', function () {
       oldest_queued_age_seconds: null,
       claim_latency_ms: { p50: null, p95: null, window_seconds: 300 },
       per_project: [],
+      // The application of this test has workers of these kinds alone.
+      missing_workers: idle.missing_workers,
     })
+    assert.ok(!idle.missing_workers.includes('orchestration'))
     const released = new Promise<void>(resolve => {
       release = resolve
     })

@@ -1,21 +1,24 @@
 import itemFields from 'fields:createDatasetItemFromGeneration'
-import { Badge, Button, Card, Group, Stack, Text } from '@mantine/core'
+import { Alert, Badge, Button, Card, Group, Stack, Text } from '@mantine/core'
+import { useTimeout } from '@mantine/hooks'
 import type { StoredGuardrailEvaluation, Transcript } from '@muster/client'
 import {
   createDatasetItemFromGeneration,
   getGenerationTranscript,
+  getOrchestrationQueueStats,
   getTrace,
   getTraceTree,
   listDatasets,
   listGuardrailEvaluations,
 } from '@muster/client/operations'
-import { IconRobot, IconSearch, IconShieldCheck, IconTool, IconUser } from '@tabler/icons-react'
+import { IconAlertTriangle, IconRobot, IconSearch, IconShieldCheck, IconTool, IconUser } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
-import { lazy, memo, Suspense, useState } from 'react'
-import { api } from '#api.ts'
+import { memo, Suspense, useState } from 'react'
+import { api, every, POLL_MS } from '#api.ts'
 import { FormButton, useAction } from '#components/actions.tsx'
 import { useDatasetSelect } from '#components/dataset-select.tsx'
+import { onDemand } from '#components/on-demand.tsx'
 import { SchemaForm } from '#components/schema-form.tsx'
 import { FailureAlert } from '#components/states.tsx'
 import { StreamingText } from '#components/streaming-text.tsx'
@@ -28,7 +31,10 @@ import { useConfig } from '#session/gate.tsx'
 import * as strings from '#strings.ts'
 import { type ClientCall, clientCalls, type Step, settledSteps, type Turn } from './turn.ts'
 
-const Markdown = lazy(() => import('#components/markdown.tsx'))
+const Markdown = onDemand(async () => (await import('#components/markdown.tsx')).default)
+
+/** Time after which a turn that has not begun is explained. */
+const LATE_MS = 5000
 
 const texts = strings.playground
 
@@ -104,11 +110,7 @@ export const TurnCard = memo(
                 call={step.kind === 'tool' ? calls.get(step.id) : undefined}
               />
             ))}
-            {steps.length === 0 && endedMs === undefined && (
-              <Text c="dimmed" size="sm">
-                {texts.running} …
-              </Text>
-            )}
+            {steps.length === 0 && endedMs === undefined && <Waiting isStarted={turn.generationId !== undefined} />}
             {verdicts.length > 0 && <Verdicts verdicts={verdicts} />}
             {error !== undefined && <FailureAlert error={error} title={strings.sessions.turnFailed} />}
             {isStopped && (
@@ -134,6 +136,39 @@ export const TurnCard = memo(
   // The callbacks depend on nothing but the place of the turn.
   (before, after) => before.turn === after.turn && before.agentId === after.agentId,
 )
+
+/** A turn without a step; after a while with the reason, as far as the user may see the queue. */
+function Waiting({ isStarted }: { isStarted: boolean }) {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const [isLong, setLong] = useState(false)
+  useTimeout(() => setLong(true), LATE_MS, { autoInvoke: true })
+  const isLate = isLong && !isStarted
+  const { data: stats } = useQuery({
+    queryKey: ['queue-stats', projectId],
+    queryFn: async ({ signal }) => getOrchestrationQueueStats(api, { project_id: projectId }, { signal }),
+    enabled: isLate && isAllowed(getOrchestrationQueueStats) === true,
+    refetchInterval: every(POLL_MS),
+  })
+  const isUnserved = stats?.missing_workers.includes('generation')
+  return (
+    <>
+      <Text c="dimmed" size="sm">
+        {texts.running} …
+      </Text>
+      {isLate && isUnserved && (
+        <Alert icon={<IconAlertTriangle />} color="yellow" title={texts.unserved} role="status">
+          {texts.unservedText}
+        </Alert>
+      )}
+      {isLate && !isUnserved && (
+        <Text size="sm" role="status">
+          {texts.late}
+        </Text>
+      )}
+    </>
+  )
+}
 
 /** Knowledge that was given to the turn, and its messages as they were sent. */
 function Given({ transcript: { knowledge, input } }: { transcript: Transcript }) {

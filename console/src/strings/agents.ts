@@ -66,6 +66,10 @@ export const release = {
 export const playground = {
   intro: 'Send a turn and watch each step of it. Nothing here is part of a conversation of an end user.',
   agent: 'Agent',
+  unserved: 'No worker runs turns',
+  unservedText:
+    'Nothing serves the queue of this turn. It waits, and runs when a worker starts: npm run worker generation.',
+  late: 'No worker has begun this turn yet. All of them may be busy, or none may run.',
   chooseAgent: 'Choose an agent',
   message: 'Message',
   placeholder: 'Write a message. Enter sends, Shift and Enter starts a new line.',

@@ -206,14 +206,22 @@ function jsonPrefix(line: string): string {
 
 /**
  * Returns the default reply: a call of the forced tool, the smallest value of the requested schema, an empty list where the
- * instructions require a list alone, or an echo of the user's text. Contains no templates.
+ * instructions require a list alone, the first text where they require a title, or an echo of the user's text. Contains no
+ * templates.
  */
 export function defaultReply(request: DoubleRequest): Reply {
   const forced = forcedTool(request)
   if (forced) return { tool_calls: [{ name: forced.name, args: smallestArguments(forced.parameters) }] }
   if (request.schema !== undefined) return { object: smallestValue(request.schema) }
   if (request.system.includes('Answer with a JSON array')) return { text: '[]' }
+  if (request.system.startsWith('Write a title')) return { text: firstTextOf(request.user) }
   return { text: `echo: ${request.user}` }
+}
+
+/** Returns the text of the first JSON line of a transcript, as a person would name it. */
+function firstTextOf(transcript: string): string {
+  const text = /"text":("(?:[^"\\]|\\.)*")/.exec(transcript)?.[1]
+  return text === undefined ? 'A conversation' : String(JSON.parse(text))
 }
 
 function forcedTool(request: DoubleRequest): { name: string; parameters: unknown } | undefined {

@@ -15,6 +15,11 @@ const SIGN_IN_ERRORS = {
   provider_error: 'The sign-in with your company account failed. Try again, or sign in with a password.',
   expired: 'The sign-in with your company account took too long. Try again.',
 }
+/** What a sign-in to a program of this deployment is for; the request itself is shown after the sign-in. */
+const OWN_CLIENTS = {
+  'muster-console': 'Sign in to open the console of this deployment.',
+  'muster-cli': 'Sign in to use the command line. You confirm its request next.',
+}
 const GONE =
   'This request was already decided, has expired, or was started in another browser. Start again in the application.'
 
@@ -292,6 +297,8 @@ byId('switch').addEventListener(
 byId('company-sign-in').addEventListener('click', guarded(leaveForCompany))
 
 write('deployment', location.host)
+const lead = OWN_CLIENTS[new URLSearchParams(location.search).get('client')]
+if (lead) write('lead', lead)
 if (requestId) {
   askForSignIn()
   const answer = new URLSearchParams(location.hash.slice(1))

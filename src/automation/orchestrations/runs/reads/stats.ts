@@ -1,8 +1,12 @@
 import { z } from 'zod'
 import { orchestrationKind } from '#automation/orchestrations/definition/model.ts'
+import { silentMs } from '#control/system/status.ts'
 import { isAllowed } from '#core/api/access.ts'
 import { type Context, type Operation, operation } from '#core/api/operation.ts'
 import { raise } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
+import { listWorkers } from '#core/work/inspection.ts'
+import { WORKER_KINDS } from '#core/work/settings.ts'
 import { requireDriver } from '../operations.ts'
 import { countWorkByProject, listProjectIds, measureClaimLatency } from './stats-store.ts'
 
@@ -39,6 +43,9 @@ const Stats = z
           .meta({ id: 'OrchestrationProjectQueue' }),
       )
       .describe('Queued and claimed items by project'),
+    missing_workers: z
+      .array(z.enum(WORKER_KINDS))
+      .describe('Kinds of work of the deployment, such as `generation`, that no live worker runs'),
   })
   .meta({ id: 'OrchestrationQueueStats' })
 
@@ -53,6 +60,12 @@ async function readableProjects({ caller, project, services }: Context): Promise
     isAllowed(caller, ACTION, { kind: orchestrationKind, project_id }),
   )
   return projects.length > 0 ? projects : raise('FORBIDDEN', { meta: { action: ACTION } })
+}
+
+/** Returns the kinds of work whose workers are all gone or silent. */
+async function missingWorkers({ pool, config }: Services): Promise<(typeof WORKER_KINDS)[number][]> {
+  const live = (await listWorkers(pool)).filter(({ age_ms }) => age_ms < silentMs(config))
+  return WORKER_KINDS.filter(kind => !live.some(({ kinds }) => kinds.includes(kind)))
 }
 
 export const statsOperations: Operation[] = [
@@ -91,6 +104,7 @@ export const statsOperations: Operation[] = [
         per_project: queues
           .filter(({ queued, claimed }) => queued + claimed > 0)
           .map(({ project_id, queued, claimed }) => ({ project_id, queued, claimed })),
+        missing_workers: await missingWorkers(services),
       }
     },
   }),
