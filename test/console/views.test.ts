@@ -101,8 +101,10 @@ describe('the console in a browser', function () {
     const { tabs, clock, problems } = await openTabs(5, context =>
       context.route('**/oauth/console/token', async route => {
         const form = route.request().postData() ?? ''
-        if (form.includes('grant_type=refresh_token')) refreshes.push(form)
         const response = await route.fetch()
+        // A browser without the cookie gets no content.
+        if (response.status() !== 200) return route.fulfill({ response })
+        if (form.includes('grant_type=refresh_token')) refreshes.push(form)
         await route.fulfill({ response, json: { ...(await response.json()), expires_in: 600 } })
       }),
     )

@@ -1,10 +1,5 @@
+import { isFirstParty } from '../grants/built-in-clients.ts'
 import type { ClientKind } from './model.ts'
-
-/** Built-in clients. */
-export const CONSOLE = 'muster-console'
-export const CLI = 'muster-cli'
-
-export const isFirstParty = (clientId: string): boolean => clientId === CONSOLE || clientId === CLI
 
 /** Returns the origin of a client by its ID. */
 export const kindOfClient = (clientId: string): ClientKind =>

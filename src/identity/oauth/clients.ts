@@ -4,8 +4,8 @@ import { storabilityProblem } from '#core/api/validate.ts'
 import type { Config } from '#core/base/config.ts'
 import { isLoopback, LOOPBACK } from '#core/net/loopback.ts'
 import { sha256Of } from '#core/secrets/digest.ts'
+import { CLI, CONSOLE } from '../grants/built-in-clients.ts'
 import { derivedKeys, signatureOf } from '../tokens/signatures.ts'
-import { CLI, CONSOLE } from './client-kinds.ts'
 import { consoleToken } from './console-cookie.ts'
 
 /** Built-in clients, and the rules for client metadata. */

@@ -6,13 +6,13 @@ import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import { basePath } from '#core/http/base-path.ts'
 import { toRefusal } from '#core/invoke/refusal-mapping.ts'
+import { CONSOLE, isFirstParty } from '../grants/built-in-clients.ts'
 import { PROOF_ALGORITHMS } from '../grants/dpop.ts'
 import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from '../grants/scopes.ts'
 import { findUsername } from '../grants/store.ts'
 import { withBudget } from '../sign-in/budget.ts'
 import { derivedKeys } from '../tokens/signatures.ts'
 import { adapterOf, currentGrant, resourcesOf } from './adapter.ts'
-import { CONSOLE, isFirstParty } from './client-kinds.ts'
 import {
   checkClientMetadata,
   firstPartyClients,
@@ -200,17 +200,7 @@ function configuration(services: Services): Configuration {
     issueRefreshToken: (_ctx, client, source) =>
       client.grantTypeAllowed('refresh_token') &&
       ((source as { resource?: unknown }).resource !== undefined || source.scopes.has('offline_access')),
-    ttl: {
-      AccessToken: config.OAUTH_ACCESS_TOKEN_TTL_SECONDS,
-      AuthorizationCode: CODE_SECONDS,
-      DeviceCode: DEVICE_CODE_SECONDS,
-      IdToken: config.OAUTH_ACCESS_TOKEN_TTL_SECONDS,
-      Interaction: INTERACTION_SECONDS,
-      RefreshToken: (ctx, _token, client) =>
-        client.clientId === CONSOLE ? consoleTtl(config, ctx) : config.OAUTH_REFRESH_TOKEN_TTL_SECONDS,
-      Session: SESSION_SECONDS,
-      Grant: config.OAUTH_GRANT_MAX_SECONDS,
-    },
+    ttl: lifetimesOf(config),
     findAccount: async (ctx, sub) => {
       const username = await withBudget(services, senderNetwork(ctx), db => findUsername(db, sub))
       return username === null ? undefined : { accountId: sub, claims: () => ({ sub, preferred_username: username }) }
@@ -324,6 +314,19 @@ function configuration(services: Services): Configuration {
     },
   }
 }
+
+/** Returns the lifetimes of objects in seconds. */
+const lifetimesOf = (config: Config): Configuration['ttl'] => ({
+  AccessToken: config.OAUTH_ACCESS_TOKEN_TTL_SECONDS,
+  AuthorizationCode: CODE_SECONDS,
+  DeviceCode: DEVICE_CODE_SECONDS,
+  IdToken: config.OAUTH_ACCESS_TOKEN_TTL_SECONDS,
+  Interaction: INTERACTION_SECONDS,
+  RefreshToken: (ctx, _token, client) =>
+    client.clientId === CONSOLE ? consoleTtl(config, ctx) : config.OAUTH_REFRESH_TOKEN_TTL_SECONDS,
+  Session: SESSION_SECONDS,
+  Grant: config.OAUTH_GRANT_MAX_SECONDS,
+})
 
 /**
  * Returns the seconds until a sign-in of the console ends, unless it is refreshed after further input: its token and its
