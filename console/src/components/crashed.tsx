@@ -1,34 +1,34 @@
-import { Button, Group } from '@mantine/core'
+import { Button, Stack } from '@mantine/core'
 import { IconPlugConnectedX } from '@tabler/icons-react'
+import { useMutation } from '@tanstack/react-query'
 import type { ErrorComponentProps } from '@tanstack/react-router'
+import { readConfig } from '#session/config.ts'
 import * as strings from '#strings.ts'
-import { ScriptMissing } from './on-demand.tsx'
 import { FailureAlert, Notice } from './states.tsx'
 
 /** Shown for a view that failed. Nothing reloads by itself: other parts of the page stay usable, also offline. */
 export function Crashed({ error, reset }: ErrorComponentProps) {
-  if (!(error instanceof ScriptMissing) && !/dynamically imported module|preload/i.test(messageOf(error)))
-    return <FailureAlert error={error} title={strings.failed.crashed} onRetry={reset} />
-  const retry = () => {
-    if (error instanceof ScriptMissing) error.forget()
-    reset()
-  }
+  if (/dynamically imported module|preload/i.test(error instanceof Error ? error.message : '')) return <ScriptMissing />
+  return <FailureAlert error={error} title={strings.failed.crashed} onRetry={reset} />
+}
+
+/** A script that did not arrive. Browsers load it again only with the page, which stays until the service answers. */
+function ScriptMissing() {
+  const retry = useMutation({ mutationFn: readConfig, onSuccess: () => location.reload(), networkMode: 'always' })
   return (
     <Notice
       icon={<IconPlugConnectedX />}
       title={strings.scriptMissing.title}
       action={
-        <Group gap="sm">
-          {error instanceof ScriptMissing && <Button onClick={retry}>{strings.retry}</Button>}
-          <Button variant="default" onClick={() => location.reload()}>
-            {strings.scriptMissing.reload}
+        <Stack gap="sm" align="center">
+          <Button onClick={() => retry.mutate()} loading={retry.isPending}>
+            {strings.retry}
           </Button>
-        </Group>
+          {retry.error && <FailureAlert error={retry.error} />}
+        </Stack>
       }
     >
       {strings.scriptMissing.text}
     </Notice>
   )
 }
-
-const messageOf = (error: unknown): string => (error instanceof Error ? error.message : '')

@@ -1,16 +1,5 @@
 import { type ComponentType, createElement, use } from 'react'
 
-/** A script of a view that did not arrive: the connection failed, or another version was installed meanwhile. */
-export class ScriptMissing extends Error {
-  override readonly name = 'ScriptMissing'
-  /** Lets the next render load the script again. */
-  readonly forget: () => void
-  constructor(cause: unknown, forget: () => void) {
-    super(cause instanceof Error ? cause.message : String(cause), { cause })
-    this.forget = forget
-  }
-}
-
 /**
  * A component whose script loads when it is shown, or earlier by `preload`. A script that does not arrive is an error of
  * the place that shows it, and the page stays: a reload would lose what other views contain.
@@ -18,18 +7,10 @@ export class ScriptMissing extends Error {
 export function onDemand<Props extends object>(load: () => Promise<ComponentType<Props>>) {
   let loading: Promise<void> | undefined
   let View: ComponentType<Props> | undefined
-  const forget = () => {
-    loading = undefined
-  }
   const start = (): Promise<void> => {
-    loading ??= load().then(
-      loaded => {
-        View = loaded
-      },
-      cause => {
-        throw new ScriptMissing(cause, forget)
-      },
-    )
+    loading ??= load().then(loaded => {
+      View = loaded
+    })
     return loading
   }
   const OnDemand = (props: Props) => {
@@ -37,5 +18,5 @@ export function onDemand<Props extends object>(load: () => Promise<ComponentType
     return createElement(View as ComponentType<Props>, props)
   }
   // The view reports a missing script.
-  return Object.assign(OnDemand, { preload: () => start().catch(forget) })
+  return Object.assign(OnDemand, { preload: () => start().catch(() => {}) })
 }

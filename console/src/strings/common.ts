@@ -86,8 +86,7 @@ export const value = {
 export const filtered = { title: 'Nothing matches the filters', clear: 'Clear filters' } as const
 export const scriptMissing = {
   title: 'This view could not be loaded',
-  text: 'The connection failed, or a new version was installed: then a reload helps. What you entered is kept.',
-  reload: 'Reload',
+  text: 'The connection failed, or a new version was installed. What you entered is kept.',
 } as const
 
 export const fieldChanges = { title: 'Differences', same: 'No difference' } as const
