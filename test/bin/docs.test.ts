@@ -200,6 +200,8 @@ describe('the commands of the pages', function () {
     assert.deepEqual(JSON.parse(compared), { from: 1, to: 2, changes: [change] })
     assert.equal(last(of('Compare and restore')).version, 3)
     assert.match(of('Release a version to a part of your users'), /canary_percent: 20,.*\n[34]\n[01]\n[45]$/s)
+    assert.equal(of('Change the system prompt'), 'Be kind. Answer in one sentence.')
+    assert.equal(of('JSON instead of text'), 'billing')
   })
 
   it('of chats.md run as they are written', async () => {

@@ -1,9 +1,13 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
-import { RUN_STATUSES } from '#automation/orchestrations/runs/model.ts'
+import { CASE_STATUSES } from '#automation/cases/model.ts'
+import { NODE_STATUSES, RUN_STATUSES } from '#automation/orchestrations/runs/model.ts'
 import { AUTOMATION_STATUSES, TASK_STATUSES } from '#automation/workflows/tasks/model.ts'
+import { DOCUMENT_STATUSES } from '#content/documents/model.ts'
 import { DELIVERY_STATUSES } from '#control/webhooks/model.ts'
+import { SESSION_STATUSES } from '#conversation/sessions/model.ts'
+import { APPROVAL_STATUSES } from '#execution/approvals/model.ts'
 import { GENERATION_STATUSES } from '#execution/generations/model.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
@@ -25,6 +29,8 @@ const LIVE = ['queued', 'running', 'sleeping', 'awaiting_input']
 const turns = 'execution/generations'
 const runs = 'automation/orchestrations/runs'
 const tasks = 'automation/workflows/tasks'
+const sessions = 'conversation/sessions'
+const approvals = 'execution/approvals'
 
 const MACHINES: Machine[] = [
   {
@@ -123,6 +129,148 @@ const MACHINES: Machine[] = [
       ['control/webhooks/delivery-store.ts', "when l.failed then 'failed'", 'queued --> failed'],
     ],
     writes: ['control/webhooks', /^ +status = /m],
+  },
+  {
+    heading: 'States of a session',
+    states: { '': SESSION_STATUSES },
+    transitions: [
+      [`${sessions}/create.ts`, 'insertSessionWithConversation(', '[*] --> open'],
+      [`${sessions}/create.ts`, "updateSession(tx, parent.id, { status: 'closed' })", 'open --> closed'],
+      [`${sessions}/change.ts`, "change.status === 'closed'", 'open --> closed'],
+      [`${sessions}/change.ts`, "change.status === 'open'", 'closed --> open'],
+      [`${sessions}/hide.ts`, "body: { status: 'closed' }", 'open --> closed'],
+      [`${sessions}/store.ts`, "set status = 'expired'", 'open --> expired', 'expired --> [*]'],
+    ],
+    writes: [sessions, /updateSession\(tx, \S+ \{ status|change\.status === '|body: \{ status|sessions t set status/],
+  },
+  {
+    heading: 'States of an approval',
+    states: { '': APPROVAL_STATUSES },
+    transitions: [
+      [`${approvals}/insert-approval.ts`, 'insertUnlessTaken(', '[*] --> pending'],
+      [`${approvals}/resolve.ts`, "status: 'approved' | 'rejected'", 'pending --> approved', 'pending --> rejected'],
+      [`${approvals}/store.ts`, 'set status = ${to.status}', 'approved --> [*]', 'rejected --> [*]'],
+      [`${approvals}/store.ts`, "set status = 'expired'", 'pending --> expired', 'expired --> [*]'],
+    ],
+    writes: [approvals, /update approvals t set status/],
+  },
+  {
+    heading: 'States of a document',
+    states: { '': ['withdrawn'], current: DOCUMENT_STATUSES.filter(status => status !== 'withdrawn') },
+    transitions: [
+      ['content/documents/create.ts', "status: 'ready'", '[*] --> current', 'current: [*] --> ready'],
+      [
+        'content/ingestion/start-ingestion.ts',
+        "status: 'pending'",
+        'current: [*] --> pending',
+        'current: processing --> pending',
+        'current: ready --> pending',
+        'current: failed --> pending',
+      ],
+      [
+        'content/ingestion/ingest.ts',
+        "status = 'processing'",
+        'current: pending --> processing',
+        'current: processing --> processing',
+      ],
+      ['content/ingestion/write-chunks.ts', "status: 'ready'", 'current: processing --> ready'],
+      [
+        'content/ingestion/fail-ingestion.ts',
+        "status: 'failed'",
+        'current: pending --> failed',
+        'current: processing --> failed',
+      ],
+      [
+        'content/documents/update-document.ts',
+        "status: 'ready'",
+        'current: pending --> ready',
+        'current: failed --> ready',
+        'withdrawn --> current',
+      ],
+      ['content/documents/versions.ts', "status: 'withdrawn'", 'current --> withdrawn'],
+    ],
+    writes: ['content', /status: '(pending|ready|failed|withdrawn)'|^ +status = 'processing',/m],
+  },
+  {
+    heading: 'States of a node',
+    states: { '': NODE_STATUSES },
+    transitions: [
+      [`${runs}/engine/start-node.ts`, "status: 'running'", '[*] --> running'],
+      [`${runs}/engine/start-node.ts`, "row.status = 'waiting'", 'running --> waiting'],
+      [`${runs}/engine/start-node.ts`, "row.status = 'requires_action'", 'running --> requires_action'],
+      [`${runs}/engine/advance.ts`, "status: 'waiting'", '[*] --> waiting'],
+      [`${runs}/engine/advance.ts`, "status: 'failed'", '[*] --> failed'],
+      [`${runs}/engine/advance.ts`, "status: 'skipped'", '[*] --> skipped', 'skipped --> [*]'],
+      [
+        `${runs}/engine/advance.ts`,
+        "row.status = 'completed'",
+        'running --> completed',
+        'waiting --> completed',
+        'requires_action --> completed',
+        'completed --> [*]',
+      ],
+      [
+        `${runs}/engine/advance.ts`,
+        "row.status = 'failed'",
+        'running --> failed',
+        'requires_action --> failed',
+        'failed --> [*]',
+      ],
+      [
+        `${runs}/engine/advance.ts`,
+        "row.status = 'cancelled'",
+        'running --> cancelled',
+        'waiting --> cancelled',
+        'requires_action --> cancelled',
+        'cancelled --> [*]',
+      ],
+      [`${runs}/engine/end-node.ts`, "row.status = 'waiting'", 'running --> waiting'],
+      [`${runs}/engine/collect-outcomes.ts`, "row.status = 'running'", 'waiting --> running'],
+      [
+        `${runs}/engine/collect-outcomes.ts`,
+        "turn.status === 'requires_action'",
+        'running --> requires_action',
+        'requires_action --> running',
+      ],
+      [`${runs}/nodes/approval.ts`, "row.status = 'requires_action'", 'running --> requires_action'],
+      [`${runs}/nodes/approval.ts`, "row.status = 'running'", 'requires_action --> running'],
+    ],
+    writes: [runs, /row\.status = '|(this|advance)\.add\(node/],
+  },
+  {
+    heading: 'States of a case',
+    states: { '': CASE_STATUSES },
+    transitions: [
+      ['automation/cases/create.ts', 'insert', '[*] --> open'],
+      [
+        'automation/playbooks/executions/start.ts',
+        "status: 'in_progress'",
+        'open --> in_progress',
+        'resolved --> in_progress',
+      ],
+      [
+        'automation/playbooks/executions/run-driver.ts',
+        'caseStatus(row)',
+        'in_progress --> waiting',
+        'waiting --> in_progress',
+        'in_progress --> resolved',
+        'waiting --> resolved',
+        'in_progress --> open',
+        'waiting --> open',
+      ],
+      [
+        'automation/cases/operations.ts',
+        'moveCase(',
+        'open --> resolved',
+        'open --> closed',
+        'resolved --> closed',
+        'resolved --> open',
+        'closed --> open',
+      ],
+      ['automation/cases/merge.ts', "status: 'closed'", 'open --> closed', 'resolved --> closed'],
+      ['automation/cases/change.ts', 'export async function moveCase'],
+    ],
+    writes: ['automation', /moveCase\(|caseKind\.update\(tx, id, \{\n\s+status/],
   },
 ]
 

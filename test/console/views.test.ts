@@ -437,6 +437,18 @@ describe('the console in a browser', function () {
       assert.match(key, /^sk_/)
       await page.getByRole('button', { name: 'I have copied it' }).click()
       await page.getByText('4 of 5 steps done').waitFor()
+      const shown = (name: string) =>
+        page.getByRole('region', { name: `Send the first request with the key: ${name}` }).innerText()
+      const [, url, body] = /^curl '(\S+)'.* -d '(.*)'$/s.exec(await shown('curl')) as RegExpExecArray
+      const { pathname, search } = new URL(url)
+      const answer = await fetch(fresh.base + pathname + search, {
+        method: 'POST',
+        headers: { authorization: `Bearer ${key}`, 'content-type': 'application/json' },
+        body,
+      })
+      assert.equal(((await answer.json()) as { output: { content: string } }).output.content, 'echo: Hello')
+      assert.match(await shown('TypeScript'), /agents\.generate\(\{ .*, wait: true \}\)/)
+      await page.getByText('This project is set up').waitFor()
       await eventually(async () => !(await page.content()).includes(key), { what: 'the key is shown once' })
       assert.deepEqual(problems, [])
     } finally {

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { execFile } from 'node:child_process'
+import { execFile, spawnSync } from 'node:child_process'
 import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
@@ -13,6 +13,7 @@ import { operations } from '#core/api/operation.ts'
 import { listExtensionPoints } from '#core/base/declarations.ts'
 import { settingRows } from '#core/base/declared-settings.ts'
 import { errorCodes } from '#core/base/errors.ts'
+import { guides } from '#core/docs/guides.ts'
 import { referenceLayout } from '#core/docs/layout.ts'
 import { isReferenceBuilt } from '#core/docs/scalar.ts'
 import { eventTypes } from '#core/writes/events.ts'
@@ -143,6 +144,13 @@ describe('the documentation', function () {
     for (const path of [...catalogues, 'guides/operations']) assert.ok(pages.includes(`/docs/${path}`), path)
     for (const { name } of document.tags)
       assert.ok(pages.includes(`/docs/reference/${name.toLowerCase().replaceAll(' ', '-')}`), name)
+    const grouped = guides().filter(({ path }) => path !== '')
+    assert.deepEqual(
+      grouped.filter(({ group }) => group === undefined).map(({ path }) => path),
+      [],
+      'each guide has a group',
+    )
+    for (const { path } of grouped) assert.ok(pages.includes(`/docs/${path}`), path)
     for (const path of [
       '/docs/nothing',
       '/docs/guides/../../package.json',
@@ -313,20 +321,22 @@ describe('the documentation', function () {
         assert.ok((entries.get(name) ?? '').includes(`<code>${field}</code>`), `${name}.${field}`)
   })
 
-  it('has three examples of each operation, which make one request', async () => {
+  it('has an example of each operation for each client, which makes one request', async () => {
     const methods = new Map<string, string>()
     const AsyncFunction = (async () => {}).constructor as new (
       ...args: string[]
     ) => (...args: unknown[]) => Promise<unknown>
     for (const { operation, samples, method, path } of samplesOf()) {
       const name = operation.operationId as string
+      const isForm = operation.requestBody?.content['multipart/form-data'] !== undefined
       assert.deepEqual(
         samples.map(each => each.label),
-        ['curl', 'Command line', 'TypeScript'],
+        ['curl', 'TypeScript', ...(isForm ? [] : ['Python']), 'CLI'],
         name,
       )
-      const [curl, cli, typescript] = samples.map(each => each.source)
-      for (const each of [curl, cli, typescript]) assert.doesNotMatch(each, /\bsk_|undefined|\[object/, name)
+      const [curl, typescript] = samples.map(each => each.source)
+      const { source: cli } = samples.at(-1) as Sample
+      for (const { source } of samples) assert.doesNotMatch(source, /\bsk_|undefined|\[object/, name)
 
       const words = wordsOf(curl)
       const url = new URL(words.find(word => word.startsWith('https://muster.example/')) as string)
@@ -376,11 +386,56 @@ describe('the documentation', function () {
           .flatMap((field: string) => [`--${field}`, `--no-${field}`])
           .map((flag: string) => flag.replaceAll('_', '-')),
       )
-      const isForm = operation.requestBody?.content['multipart/form-data']
       if (!isForm)
         for (const flag of flags) assert.ok(known.has(flag) || FLAGS_WITHOUT_FIELD.includes(flag), `${name}: ${flag}`)
     }
     assert.ok(methods.size > 450, String(methods.size))
+  })
+
+  it('has examples in Python that send the request of the example with curl', () => {
+    const described = samplesOf().filter(({ samples }) => samples.some(({ label }) => label === 'Python'))
+    const sources = described.map(({ samples }) => samples.find(({ label }) => label === 'Python')?.source)
+    // Runs each example with a recorder in place of the network.
+    const recorder = `
+import io, json, os, sys, urllib.request
+os.environ['MUSTER_TOKEN'] = 'test'
+open('returns.csv', 'w').write('file'), open('returns.md', 'w').write('file')
+sent = []
+def urlopen(request):
+    sent.append([request.get_method(), request.full_url, request.data and request.data.decode(), request.headers])
+    response = io.BytesIO(b'{}')
+    response.status = 204
+    return response
+urllib.request.urlopen = urlopen
+recorded, sys.stdout = sys.stdout, io.StringIO()
+for source in json.load(sys.stdin):
+    exec(source, {})
+json.dump(sent, recorded)`
+    const directory = mkdtempSync(path.join(tmpdir(), 'muster-python-'))
+    try {
+      const { stdout, stderr } = spawnSync('python3', ['-c', recorder], {
+        cwd: directory,
+        input: JSON.stringify(sources),
+        encoding: 'utf8',
+        maxBuffer: 64 * 1024 * 1024,
+      })
+      assert.equal(stderr, '')
+      const sent = JSON.parse(stdout) as [string, string, string | null, Record<string, string>][]
+      for (const [index, { operation, method, samples }] of described.entries()) {
+        const words = wordsOf(samples[0].source)
+        const [sentMethod, url, body, headers] = sent[index]
+        const name = operation.operationId as string
+        assert.deepEqual([sentMethod, url], [method.toUpperCase(), words.find(word => word.startsWith('https://'))], name)
+        assert.equal(headers.Authorization, operation.security?.length === 0 ? undefined : 'Bearer test', name)
+        if (words.includes('-d')) assert.deepEqual(JSON.parse(body ?? ''), JSON.parse(words[words.indexOf('-d') + 1]), name)
+        else assert.equal(body, words.includes('--data-binary') ? 'file' : null, name)
+        const type = words.find(word => word.startsWith('Content-Type: '))?.slice('Content-Type: '.length)
+        assert.equal(headers['Content-type'], type, name)
+      }
+    } finally {
+      rmSync(directory, { recursive: true, force: true })
+    }
+    assert.ok(described.length > 450, String(described.length))
   })
 
   it('has examples that the service accepts, sent with the ids of a project that has one of everything', async () => {
@@ -449,10 +504,11 @@ describe('the documentation', function () {
   it('finds each error code, operation, command, event and setting first', async () => {
     const { text } = await get('/docs/search.json')
     assert.ok(gzipSync(text).length < MOST_BYTES_OF_INDEX_GZIP)
-    const { options, index, targets } = JSON.parse(text)
+    const { options, index, synonyms, targets } = JSON.parse(text)
     const search = MiniSearch.loadJS(index, options)
-    const first = (query: string) =>
-      targets[search.search(`${query} ${query.replace(/[^a-z0-9]/gi, each => `z${' _.:-'.indexOf(each)}z`)}`)[0]?.id]
+    const source = (await get('/docs/assets/query.js')).text
+    const { find } = await import(`data:text/javascript,${encodeURIComponent(source)}`)
+    const first = (query: string): string | undefined => targets[find(search, synonyms, query)[0]?.id]
     const wrong: string[] = []
     const expect = (query: string, target: string) => {
       const found = first(query)
@@ -467,8 +523,26 @@ describe('the documentation', function () {
       expect(operation['x-command'].join(' '), `#${operation.operationId}`)
     }
     assert.deepEqual(wrong, [])
-    assert.match(first('backups'), /^\/docs\/guides\//)
+    assert.match(first('backups') ?? '', /^\/docs\/guides\//)
     for (const target of targets) assert.ok(pages.includes(target.split('#')[0]), target)
+  })
+
+  it('draws each state diagram, with its transitions as text', async () => {
+    const concepts = pages.filter(each => each.includes('/concepts-'))
+    assert.equal(concepts.length, 5)
+    let pictures = 0
+    for (const page of [...concepts, '/docs/guides/flows']) {
+      const { text } = await get(page)
+      const drawn = [...text.matchAll(/<svg class="states" role="img" aria-label="[^"]+"/g)].length
+      assert.ok(drawn > 0, page)
+      assert.equal([...text.matchAll(/<details class="transitions">/g)].length, drawn, page)
+      assert.doesNotMatch(text, /stateDiagram/)
+      if (page !== '/docs/guides/flows') pictures += drawn
+      assert.match((await get(`${page}.md`)).text, /^```mermaid\nstateDiagram-v2$/m)
+    }
+    assert.equal(pictures, [...(await get('/docs/guides/flows.md')).text.matchAll(/^stateDiagram-v2$/gm)].length)
+    const { text } = await get('/docs/guides/concepts-deliveries')
+    assert.ok(text.includes('<li>queued → completed: 2xx</li>'))
   })
 
   it('is exported as files that are equal but for their links', async () => {
@@ -550,10 +624,75 @@ describe('the documentation', function () {
       assert.deepEqual(problems, [])
     })
 
+    it('shows the sentence that was found, and leads to it with the arrow keys', async () => {
+      const { page, problems } = await open('/docs')
+      await page.keyboard.press('/')
+      await page.keyboard.type('localhost tool blocked')
+      const [first] = await page.locator('.results a').all()
+      await first.getByText('fails with TOOL_EGRESS_BLOCKED').waitFor()
+      assert.ok((await first.locator('mark').allInnerTexts()).includes('localhost'))
+      await page.keyboard.press('ArrowDown')
+      await page.keyboard.press('ArrowDown')
+      await page.keyboard.press('ArrowUp')
+      assert.equal(await first.evaluate(each => each === each.ownerDocument.activeElement), true)
+      await page.keyboard.press('Enter')
+      await page.waitForURL('**/docs/guides/tools#an-address-on-localhost-or-in-a-private-network-is-blocked')
+      assert.deepEqual(problems, [])
+    })
+
+    it('has the examples as tabs, chooses by keyboard, and remembers the choice on other pages', async () => {
+      const { page, problems } = await open('/docs/reference/prices')
+      const tabLists = page.getByRole('tablist', { name: 'Client' })
+      const shown = async () => new Set(await page.locator('[role=tabpanel]:not([hidden]) code').allInnerTexts())
+      const chosen = async () => new Set(await page.locator('[aria-selected=true]').allInnerTexts())
+      assert.deepEqual(await tabLists.first().getByRole('tab').allInnerTexts(), ['curl', 'TypeScript', 'Python', 'CLI'])
+      assert.deepEqual(await chosen(), new Set(['curl']))
+      for (const text of await shown()) assert.match(text, /^curl /)
+      await tabLists.first().getByRole('tab', { name: 'curl' }).focus()
+      await page.keyboard.press('ArrowLeft')
+      assert.deepEqual(await chosen(), new Set(['CLI']))
+      for (const text of await shown()) assert.match(text, /^muster /)
+      await page.keyboard.press('ArrowLeft')
+      assert.equal(await page.evaluate('document.activeElement.textContent'), 'Python')
+      await page.goto(`${app.url}/docs/reference/files`)
+      // A form has no example in Python.
+      assert.deepEqual(await chosen(), new Set(['Python', 'curl']))
+      assert.deepEqual(problems, [])
+    })
+
+    it('copies a block of code', async () => {
+      const { page, problems } = await open('/docs/guides/quick-start-python', {
+        permissions: ['clipboard-read', 'clipboard-write'],
+      })
+      const button = page.getByRole('button', { name: 'Copy' }).first()
+      await button.focus()
+      await page.keyboard.press('Enter')
+      await page.getByRole('button', { name: 'Copied' }).waitFor()
+      const copied = await page.evaluate('navigator.clipboard.readText()')
+      assert.match(String(copied), /^export MUSTER_URL=.*\ncd \$\(mktemp -d\)$/s)
+      assert.deepEqual(problems, [])
+    })
+
+    it('has the sections of a page, and the pages before and after it', async () => {
+      const { page, problems } = await open('/docs/guides/concepts-automation')
+      const contents = page.getByRole('navigation', { name: 'On this page' })
+      await contents.getByRole('link', { name: 'A task' }).click()
+      await page.waitForURL('**#a-task')
+      const opened = page.getByRole('navigation', { name: 'Pages' }).locator('details[open] summary')
+      assert.deepEqual(await opened.allInnerTexts(), ['Automation'])
+      await page.getByRole('link', { name: 'Next: Orchestrations' }).click()
+      await page.getByRole('link', { name: 'Previous: Concepts: runs, tasks, cases' }).waitFor()
+      assert.deepEqual(problems, [])
+    })
+
     it('reads without scripts: the search is hidden, and the reference leads to pages that need none', async () => {
       const { page, problems } = await open('/docs/guides/agents', { javaScriptEnabled: false })
       assert.equal(await page.locator('[role=search]').isVisible(), false)
       await page.getByRole('heading', { name: 'Versions and releases of agents' }).waitFor()
+      await page.goto(`${app.url}/docs/reference/prices`)
+      for (const text of [/^curl /, /^const answer = await muster/, /^import /, /^muster /])
+        await page.locator('main pre', { hasText: text }).first().waitFor()
+      assert.equal(await page.getByRole('tab').count(), 0)
       await page.goto(`${app.url}/docs/reference`)
       await page.getByRole('link', { name: 'Agents', exact: true }).click()
       await page.getByRole('heading', { name: 'createAgent', exact: true }).waitFor()
@@ -566,7 +705,13 @@ describe('the documentation', function () {
         ['dark', 360],
       ] as const) {
         const { page, problems } = await open('/docs', { colorScheme, viewport: { width, height: 800 } })
-        for (const path of ['/docs', '/docs/guides/mcp', '/docs/reference/prices', '/docs/events']) {
+        for (const path of [
+          '/docs',
+          '/docs/guides/mcp',
+          '/docs/guides/concepts-automation',
+          '/docs/reference/prices',
+          '/docs/events',
+        ]) {
           await page.goto(app.url + path)
           await page.evaluate(axe.source)
           const found = await page.evaluate(

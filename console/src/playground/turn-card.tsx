@@ -265,11 +265,11 @@ function Footer({
   const isAllowed = usePermissions(projectId)
   const { base_url } = useConfig()
   const quoted = (text: string) => `'${text.replaceAll("'", "'\\''")}'`
-  const curl = `curl ${base_url}/api/v1/agents/${agentId}/generate \\
+  const curl = `curl '${base_url}/api/v1/agents/${agentId}/generate?wait=true' \\
   -H "Authorization: Bearer $MUSTER_KEY" \\
   -H 'Content-Type: application/json' \\
   -d ${quoted(JSON.stringify({ prompt }))}`
-  const command = `muster agents generate ${agentId} --prompt ${quoted(prompt.startsWith('@') ? `@${prompt}` : prompt)}`
+  const command = `muster agents generate ${agentId} --prompt ${quoted(prompt.startsWith('@') ? `@${prompt}` : prompt)} --wait`
   const code = `import { Muster } from '@muster/client'
 
 const muster = new Muster({ baseUrl: '${base_url}', token: process.env.MUSTER_KEY })

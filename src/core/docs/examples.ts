@@ -11,13 +11,14 @@ import {
   resolve,
   type Schema,
 } from './description.ts'
+import { type PythonRequest, pythonOf } from './python.ts'
 
 /**
- * Examples of a call with curl, the command line and the TypeScript client, from the flat call and the declared
+ * Examples of a call with curl, the TypeScript client, Python and the command line, from the flat call and the declared
  * example.
  */
 
-export type CallExamples = { curl: string; cli: string | null; typescript: string | null }
+export type CallExamples = { curl: string; typescript: string | null; python: string | null; cli: string | null }
 
 type Json = Record<string, unknown>
 
@@ -217,6 +218,26 @@ function typescriptOf(route: Route, values: readonly Argument[], answer: Content
   return lines.join('\n')
 }
 
+/** Returns the request in Python; null for forms, which the standard library cannot write. */
+function requestInPython(description: Description, route: Route, values: readonly Argument[], base: string): string | null {
+  const { method, path, operation } = route
+  const content = operation.requestBody?.content ?? {}
+  if (FORM in content) return null
+  const answer = answerOf(description, operation)
+  const isStream = 'text/event-stream' in answer && !(JSON_TYPE in answer)
+  const [type] = Object.keys(content)
+  let body: PythonRequest['body']
+  if (JSON_TYPE in content) body = { json: content[JSON_TYPE].example }
+  else if (type) body = { file: fileFor(content), type }
+  return pythonOf({
+    method,
+    url: base + pathWith(path, values),
+    isPublic: operation.security?.length === 0,
+    body,
+    answer: isStream ? 'stream' : isDownload(answer) ? 'file' : JSON_TYPE in answer ? 'json' : 'nothing',
+  })
+}
+
 /** Returns the examples of an operation. One without a command has only the request. */
 export function examplesOf(description: Description, route: Route, base: string): CallExamples {
   const values = argumentsOf(description, route)
@@ -224,7 +245,8 @@ export function examplesOf(description: Description, route: Route, base: string)
   const isCommand = route.operation['x-command'] !== undefined
   return {
     curl: curlOf(description, route, values, base),
-    cli: isCommand ? cliOf(route, values, answer) : null,
     typescript: isCommand ? typescriptOf(route, values, answer) : null,
+    python: requestInPython(description, route, values, base),
+    cli: isCommand ? cliOf(route, values, answer) : null,
   }
 }

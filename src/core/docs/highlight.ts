@@ -15,6 +15,7 @@ const highlighter: Highlighter = require('highlight.js/lib/core')
 for (const [name, file] of [
   ['sh', 'bash'],
   ['json', 'json'],
+  ['python', 'python'],
   ['ts', 'typescript'],
 ])
   highlighter.registerLanguage(name, require(`highlight.js/lib/languages/${file}`))

@@ -1,4 +1,5 @@
 import MarkdownIt, { type Token } from 'markdown-it'
+import { renderStates } from './diagram.ts'
 import { highlight } from './highlight.ts'
 import { type Links, type Page, resolveLink, slugOf } from './page.ts'
 
@@ -72,8 +73,11 @@ export function createRenderer(pages: ReadonlyMap<string, Page>, links: Links): 
   }
   markdown.renderer.rules.link_close = (tokens, index) => (tokens[index].hidden ? '' : '</a>')
   const { fence } = markdown.renderer.rules
-  markdown.renderer.rules.fence = (...args) =>
-    (fence as NonNullable<typeof fence>)(...args).replace('<pre>', '<pre tabindex="0">')
+  markdown.renderer.rules.fence = (...args) => {
+    const [tokens, index] = args
+    const picture = tokens[index].info === 'mermaid' ? renderStates(tokens[index].content) : null
+    return picture ?? (fence as NonNullable<typeof fence>)(...args).replace('<pre>', '<pre tabindex="0">')
+  }
   return page => {
     const env: Environment = {
       page,

@@ -4,6 +4,8 @@ export type Page = {
   path: string
   title: string
   section: 'Start' | 'Guides' | 'Reference' | 'API'
+  /** Group of a guide in the navigation. */
+  group?: string
   /** Folder to which the links of the Markdown are relative, as a path below /docs. */
   folder: string
   /** Whether rows of tables have an anchor: the code in their first cell. */

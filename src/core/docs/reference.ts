@@ -229,11 +229,12 @@ function nestedObjects(schema: Schema): Schema[] {
   return elements.flatMap(each => (each ? nestedObjects(each) : []))
 }
 
-const samplesOf = ({ curl, cli, typescript }: CallExamples): [label: string, language: string, source: string][] =>
+const samplesOf = ({ curl, typescript, python, cli }: CallExamples): [label: string, language: string, source: string][] =>
   (
     [
       ['curl', 'sh', curl],
-      ['Command line', 'sh', cli],
       ['TypeScript', 'ts', typescript],
+      ['Python', 'python', python],
+      ['CLI', 'sh', cli],
     ] as const
   ).flatMap(([label, language, source]) => (source === null ? [] : [[label, language, source]]))

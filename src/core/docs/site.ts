@@ -96,7 +96,7 @@ export class Site {
         () => ({
           type: HTML,
           policy: PAGE_POLICY,
-          text: layout(page, this.#render(page).html, this.#pages, this.#links),
+          text: layout(page, this.#render(page), this.#pages, this.#links),
         }),
       ]
       yield [
@@ -111,6 +111,7 @@ export class Site {
     yield ['assets/docs.js', () => ({ type: SCRIPT, text: assetOf('docs.js') })]
     for (const { name, file } of guideImages())
       yield [`guides/images/${name}`, () => ({ type: 'image/png', text: readFileSync(file) })]
+    yield ['assets/query.js', () => ({ type: SCRIPT, text: assetOf('query.js') })]
     const search = new URL(import.meta.resolve('minisearch'))
     yield ['assets/minisearch.js', () => ({ type: SCRIPT, text: withoutSourceMap(readFileSync(search, 'utf8')) })]
   }

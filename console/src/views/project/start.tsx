@@ -76,10 +76,15 @@ export function Start() {
   const webhooks = useFirst('webhooks', (args, signal) => listWebhooks(api, args, { signal }).page())
 
   const agentId = (agents.data?.data[0] as { id: string } | undefined)?.id ?? 'AGENT_ID'
-  const curl = `curl ${base_url}/api/v1/agents/${agentId}/generate \\
+  const curl = `curl '${base_url}/api/v1/agents/${agentId}/generate?wait=true' \\
   -H "Authorization: Bearer $MUSTER_KEY" \\
   -H 'Content-Type: application/json' \\
   -d '{"prompt":"Hello"}'`
+  const code = `import { Muster } from '@muster/client'
+
+const muster = new Muster({ baseUrl: '${base_url}', token: process.env.MUSTER_KEY })
+const turn = await muster.agents.generate({ agent_id: '${agentId}', prompt: 'Hello', wait: true })
+console.log(turn.output.content)`
   const [firstProvider] = (providers.data?.data ?? []) as { id: string }[]
   const isRequested = (keys.data ?? []).some(({ last_used_at }) => last_used_at !== null)
 
@@ -130,8 +135,10 @@ export function Start() {
       isDone: isRequested,
       body: !isRequested && (
         <>
-          <Value value={curl} label={texts.request} />
-          <CopyText text={curl} />
+          <Value value={curl} label={`${texts.request}: curl`} />
+          <CopyText text={curl} label={`${strings.playground.copyAs} curl`} />
+          <Value value={code} label={`${texts.request}: TypeScript`} />
+          <CopyText text={code} label={`${strings.playground.copyAs} TypeScript`} />
         </>
       ),
     },

@@ -8,6 +8,8 @@ globalThis.Scalar.createApiReference(element, {
   agent: { disabled: true },
   mcp: { disabled: true },
   hideClientButton: true,
+  // The document has an example for each client there is.
+  hiddenClients: true,
   showDeveloperTools: 'never',
   persistAuth: false,
 })
