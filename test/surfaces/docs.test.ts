@@ -425,9 +425,14 @@ json.dump(sent, recorded)`
         const words = wordsOf(samples[0].source)
         const [sentMethod, url, body, headers] = sent[index]
         const name = operation.operationId as string
-        assert.deepEqual([sentMethod, url], [method.toUpperCase(), words.find(word => word.startsWith('https://'))], name)
+        assert.deepEqual(
+          [sentMethod, url],
+          [method.toUpperCase(), words.find(word => word.startsWith('https://'))],
+          name,
+        )
         assert.equal(headers.Authorization, operation.security?.length === 0 ? undefined : 'Bearer test', name)
-        if (words.includes('-d')) assert.deepEqual(JSON.parse(body ?? ''), JSON.parse(words[words.indexOf('-d') + 1]), name)
+        if (words.includes('-d'))
+          assert.deepEqual(JSON.parse(body ?? ''), JSON.parse(words[words.indexOf('-d') + 1]), name)
         else assert.equal(body, words.includes('--data-binary') ? 'file' : null, name)
         const type = words.find(word => word.startsWith('Content-Type: '))?.slice('Content-Type: '.length)
         assert.equal(headers['Content-type'], type, name)

@@ -39,7 +39,9 @@ export function parseStates(text: string): Diagram | null {
   const groups = new Set(groupOf.values())
   const named = transitions.flatMap(({ from, to }) => [from, to]).filter(each => each !== OUTSIDE)
   // The states of a group follow each other where the group is named first.
-  const ordered = named.flatMap(each => (groups.has(each) ? named.filter(state => groupOf.get(state) === each) : [each]))
+  const ordered = named.flatMap(each =>
+    groups.has(each) ? named.filter(state => groupOf.get(state) === each) : [each],
+  )
   return { states: [...new Set(ordered)], groupOf, transitions }
 }
 

@@ -219,7 +219,12 @@ function typescriptOf(route: Route, values: readonly Argument[], answer: Content
 }
 
 /** Returns the request in Python; null for forms, which the standard library cannot write. */
-function requestInPython(description: Description, route: Route, values: readonly Argument[], base: string): string | null {
+function requestInPython(
+  description: Description,
+  route: Route,
+  values: readonly Argument[],
+  base: string,
+): string | null {
   const { method, path, operation } = route
   const content = operation.requestBody?.content ?? {}
   if (FORM in content) return null

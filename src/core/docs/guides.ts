@@ -28,10 +28,7 @@ const GROUPS: readonly (readonly [group: string, guides: string])[] = [
   ['Conversations', 'concepts-conversations conversations agents model-vendors chats end-users'],
   ['Knowledge', 'concepts-knowledge content search memory memory-in-turns'],
   ['Tools and control', 'concepts-control tools guardrails approvals deciders shares'],
-  [
-    'Automation',
-    'concepts-automation orchestrations triggers workflows cases playbooks evaluations formations',
-  ],
+  ['Automation', 'concepts-automation orchestrations triggers workflows cases playbooks evaluations formations'],
   ['Integration', 'concepts-deliveries api client cli openai ai-sdk ag-ui a2a mcp oauth'],
   ['Operation', 'operations console sign-in security quotas usage retention activity'],
   ['Development', 'architecture flows decisions database reviewing benchmarks'],

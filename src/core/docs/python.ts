@@ -6,7 +6,8 @@ const WIDTH = 100
 function literal(value: unknown, indent: string): string {
   if (value === null) return 'None'
   if (typeof value === 'boolean') return value ? 'True' : 'False'
-  if (typeof value === 'string') return `'${JSON.stringify(value).slice(1, -1).replaceAll('\\"', '"').replaceAll("'", "\\'")}'`
+  if (typeof value === 'string')
+    return `'${JSON.stringify(value).slice(1, -1).replaceAll('\\"', '"').replaceAll("'", "\\'")}'`
   if (typeof value !== 'object') return JSON.stringify(value)
   const inner = `${indent}    `
   const items = Array.isArray(value)
@@ -39,7 +40,9 @@ export function pythonOf({ method, url, isPublic, body, answer }: PythonRequest)
     ...(isPublic ? [] : ["'Authorization': 'Bearer ' + os.environ['MUSTER_TOKEN']"]),
     ...(body ? [`'Content-Type': '${'json' in body ? 'application/json' : body.type}'`] : []),
   ]
-  const data = body && ('json' in body ? `json.dumps(${literal(body.json, '    ')}).encode()` : `open('${body.file}', 'rb').read()`)
+  const data =
+    body &&
+    ('json' in body ? `json.dumps(${literal(body.json, '    ')}).encode()` : `open('${body.file}', 'rb').read()`)
   const modules = [
     ...(answer === 'json' || (body && 'json' in body) ? ['json'] : []),
     ...(isPublic ? [] : ['os']),

@@ -229,7 +229,12 @@ function nestedObjects(schema: Schema): Schema[] {
   return elements.flatMap(each => (each ? nestedObjects(each) : []))
 }
 
-const samplesOf = ({ curl, typescript, python, cli }: CallExamples): [label: string, language: string, source: string][] =>
+const samplesOf = ({
+  curl,
+  typescript,
+  python,
+  cli,
+}: CallExamples): [label: string, language: string, source: string][] =>
   (
     [
       ['curl', 'sh', curl],

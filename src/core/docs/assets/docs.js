@@ -28,7 +28,11 @@ const pages = new Map()
 /** The Markdown of a page, requested once. */
 function textOf(address) {
   const page = address.replace(/(\.html)?(#.*)?$/, '.md')
-  if (!pages.has(page)) pages.set(page, fetch(page).then(response => (response.ok ? response.text() : '')))
+  if (!pages.has(page))
+    pages.set(
+      page,
+      fetch(page).then(response => (response.ok ? response.text() : '')),
+    )
   return pages.get(page)
 }
 
@@ -42,7 +46,7 @@ const plain = line =>
 
 /** The sentence of a section that has most of the terms; empty if none has one. */
 function sentenceOf(text, heading, terms) {
-  const parts = text.replace(/^```[^]*?^```$/gm, '').split(/^(?=#+ )/m)
+  const parts = text.replace(/^```.*?^```$/gms, '').split(/^(?=#+ )/m)
   const section = parts.find(part => plain(part.split('\n')[0]) === heading) ?? ''
   const sentences = section
     .split('\n')

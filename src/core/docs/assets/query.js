@@ -14,13 +14,14 @@ const nameTerm = query => query.replace(/[^a-z0-9]/gi, each => `z${' _.:-'.index
 
 /** Other forms of a word, by which a prefix of it is found. */
 const formsOf = word =>
-  [/ies$/, /s$/, /ing$/, /ed$/]
-    .map(ending => word.replace(ending, ''))
-    .filter(form => form !== word && form.length > 2)
+  [/ies$/, /s$/, /ing$/, /ed$/].map(ending => word.replace(ending, '')).filter(form => form !== word && form.length > 2)
 
 /** The words and phrases of a query, each with the alternatives that it is found by and their weights. */
 function groupsOf(query, synonyms) {
-  let rest = ` ${query.toLowerCase().replace(/[^\p{L}\p{N}_]+/gu, ' ').trim()} `
+  let rest = ` ${query
+    .toLowerCase()
+    .replace(/[^\p{L}\p{N}_]+/gu, ' ')
+    .trim()} `
   const groups = []
   const take = (words, found) => {
     const forms = words.includes(' ') ? [] : formsOf(words)
