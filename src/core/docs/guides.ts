@@ -38,7 +38,7 @@ const GROUPS: readonly (readonly [group: string, guides: string])[] = [
 export const GUIDE_GROUPS: readonly string[] = GROUPS.map(([group]) => group)
 
 /** A paragraph that is a link to a state diagram. */
-const STATES_LINK = /^\[(States of [^\]]+)\]\(flows\.md#[\w-]+\)$/gm
+const STATES_LINK = /^\[(States of [\w ]+)\]\(flows\.md#[\w-]+\)$/gm
 
 /** Adds the diagram after each paragraph that is a link to it, so that each diagram is written once. */
 const withDiagrams = (text: string): string =>
