@@ -6,14 +6,12 @@ import { RouterProvider } from '@tanstack/react-router'
 import { setNonce } from 'get-nonce'
 import { createRoot } from 'react-dom/client'
 import { queries } from './api.ts'
-import { addEndUserRoutes } from './end-user-routes.ts'
 import { admitTextOnly } from './policy.ts'
 import { preloadView, router } from './router.tsx'
 import { SignInGate } from './session/gate.tsx'
 import { schemeInMemory, theme } from './theme.ts'
 
 admitTextOnly()
-addEndUserRoutes()
 
 // Browsers hide the attribute from selectors; the property has its value.
 const nonce = document.querySelector<HTMLMetaElement>('meta[nonce]')?.nonce ?? ''

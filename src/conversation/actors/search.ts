@@ -16,7 +16,7 @@ const OWNED: readonly (readonly [kind: string, action: string])[] = [
 /**
  * Condition of the actors `t` that a text finds: by an ID of the actor, or of a session, conversation or generation that the
  * caller may list, by the primary keys; by a part of the name or external ID, which reads the actors of the project
- * (actors_project), 40 ms for 100,000.
+ * (actors_project).
  */
 export function foundActors({ caller, project }: Reader, search: string): Fragment {
   const text = search.trim()

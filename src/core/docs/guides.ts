@@ -19,7 +19,7 @@ export const guideImages = (): { name: string; file: URL }[] =>
 
 /** Guides by group, in the order of the navigation; each group begins with its concepts. */
 const GROUPS: readonly (readonly [group: string, guides: string])[] = [
-  ['Begin', 'choosing features guide glossary'],
+  ['Begin', 'choosing install features guide glossary'],
   [
     'Quick starts',
     `quick-start-agent quick-start-search quick-start-approvals quick-start-review quick-start-workflow quick-start-webhooks
