@@ -8,7 +8,18 @@ import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { openPage } from '../support/chromium.ts'
 import { allowing } from '../support/oauth.ts'
-import { consoleSuite, focusOn, go, HOSTILE, openConsole, PASSWORD, signIn, startConsoleApp } from './support.ts'
+import { createdBy } from '../support/replies.ts'
+import {
+  consoleSuite,
+  focusOn,
+  go,
+  HOSTILE,
+  openConsole,
+  PASSWORD,
+  pressEnter,
+  signIn,
+  startConsoleApp,
+} from './support.ts'
 
 describe('the console in a browser', function () {
   this.timeout(180_000)
@@ -214,6 +225,35 @@ describe('the console in a browser', function () {
     await page.getByRole('button', { name: 'Return to the agent' }).click()
     await page.getByLabel('Message as the user').waitFor()
     assert.equal((await suite.app.admin.get(`/sessions/${id}`)).body.control, 'agent')
+    assert.deepEqual(problems, [])
+  })
+
+  it('writes as the end user only on request, and keeps a reply over a reload', async () => {
+    const actor = { project_id: suite.app.projectId, name: 'Ada' }
+    const { id: actor_id } = await createdBy(suite.app.admin, '/actors', actor)
+    const { id } = await session({ name: 'Support', actor_id })
+    const { page, problems } = await open(`sessions/${id}`)
+    await page.getByText('The end user writes in this session').waitFor()
+    assert.equal(await page.getByRole('textbox').count(), 0)
+    await pressEnter(page.getByRole('button', { name: 'Take over' }))
+    const reply = page.getByLabel('Your reply to the user')
+    await reply.fill('half a reply')
+    await page.reload()
+    await reply.waitFor()
+    assert.equal(await reply.inputValue(), 'half a reply')
+    await reply.press('Enter')
+    await page.getByRole('log').getByText('half a reply').waitFor()
+    await page.reload()
+    await reply.waitFor()
+    assert.equal(await reply.inputValue(), '')
+    await pressEnter(page.getByRole('button', { name: 'Return to the agent' }))
+    await pressEnter(page.getByRole('button', { name: 'Write as the end user' }))
+    await page.getByLabel('Message as the user').waitFor()
+    const { data } = (await suite.app.admin.get(`/sessions/${id}/messages`)).body
+    assert.deepEqual(
+      data.map(({ origin }: { origin: string }) => origin),
+      ['operator'],
+    )
     assert.deepEqual(problems, [])
   })
 

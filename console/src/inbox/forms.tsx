@@ -16,6 +16,7 @@ import { Link } from '@tanstack/react-router'
 import { type ReactNode, useState } from 'react'
 import { api } from '#api.ts'
 import { FormButton, useAction } from '#components/actions.tsx'
+import { useDraft } from '#components/draft.tsx'
 import { type ObjectSchema, SchemaForm, type Values } from '#components/schema-form.tsx'
 import { Loaded } from '#components/states.tsx'
 import { visible, When } from '#components/text.tsx'
@@ -219,9 +220,9 @@ function StepForm({
   projectId: string
   onCancel: () => void
 }) {
-  const [texts, setTexts] = useState<Record<string, string>>({})
+  const { value: texts, setValue: setTexts, forget: forgetTexts } = useDraft<Record<string, string>>('evidence', {})
   const [files, setFiles] = useState<Record<string, File | null>>({})
-  const [note, setNote] = useState('')
+  const { value: note, setValue: setNote, forget: forgetNote } = useDraft('note', '')
   const required = step?.required_evidence ?? []
   const complete = useAction<Values>({
     run: async result => {
@@ -244,6 +245,10 @@ function StepForm({
     },
     stale: STALE,
     message: strings.inbox.answered,
+    onDone: () => {
+      forgetTexts()
+      forgetNote()
+    },
   })
   const hasFields = Object.keys(step?.result_schema?.properties ?? {}).length > 0
   const schema: ObjectSchema = hasFields
@@ -351,7 +356,7 @@ function TaskForm({ task, definition, onCancel }: { task: Task; definition: Defi
   const mayUpdate = usePermissions(task.project_id)(updateTask) === true
   const offered = definition.transitions.filter(({ from }) => from.includes(task.state))
   const [transition, setTransition] = useState<string | null>(offered.length === 1 ? offered[0].name : null)
-  const [note, setNote] = useState('')
+  const { value: note, setValue: setNote, forget } = useDraft('note', '')
   const [isTried, setTried] = useState(false)
   const move = useAction<Values>({
     run: async payload => {
@@ -365,6 +370,7 @@ function TaskForm({ task, definition, onCancel }: { task: Task; definition: Defi
     },
     stale: STALE,
     message: strings.inbox.answered,
+    onDone: forget,
   })
   return (
     <SchemaForm

@@ -28,6 +28,8 @@ export const sessions = {
   send: 'Send',
   asOperator: 'Your reply to the user',
   asUser: 'Message as the user',
+  ofEndUser: 'The end user writes in this session. Take over to answer as a person.',
+  writeAsUser: 'Write as the end user',
   noMessages: 'No messages yet',
   noMessagesText: 'The first message starts the conversation.',
   roles: { end_user: 'User', agent: 'Agent', operator: 'Team', approval: 'Approval', system: 'System' } as Record<

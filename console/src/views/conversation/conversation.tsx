@@ -33,6 +33,7 @@ import { useAgents } from '#choices.ts'
 import { FormButton, Question, useAction } from '#components/actions.tsx'
 import { saveConversation } from '#components/conversation-file.ts'
 import { DialogMenu } from '#components/dialog-menu.tsx'
+import { useDraft } from '#components/draft.tsx'
 import { FeedbackForm, FeedbackList } from '#components/feedback.tsx'
 import { MessageCard } from '#components/message.tsx'
 import { Page } from '#components/page.tsx'
@@ -384,7 +385,7 @@ function MetadataForm({ message, onDone }: { message: ConversationMessage; onDon
 }
 
 function Composer({ conversation: { id, project_id } }: { conversation: Conversation }) {
-  const [text, setText] = useState('')
+  const { value: text, setValue: setText } = useDraft('message', '')
   const [role, setRole] = useState<'user' | 'assistant'>('user')
   const add = useAction({
     run: async (message: string) => createConversationMessage(api, { conversation_id: id, message, role }),

@@ -16,6 +16,7 @@ import { type QueryClient, useMutation, useQuery, useQueryClient } from '@tansta
 import { useEffect, useRef, useState } from 'react'
 import { useIds } from '#address.ts'
 import { api } from '#api.ts'
+import { useDraft } from '#components/draft.tsx'
 import { MessageCard } from '#components/message.tsx'
 import { Page } from '#components/page.tsx'
 import { FailureAlert, Loaded, Notice } from '#components/states.tsx'
@@ -201,9 +202,8 @@ function SessionPage({ session }: { session: Session }) {
         </Alert>
       )}
       <Messages session={session} />
-      {status === 'open' && (isMine || (control === 'agent' && isAllowed(sendSessionMessage))) && (
-        <Composer sessionId={id} isOperator={isMine} />
-      )}
+      {status === 'open' && isMine && <Composer key="operator" sessionId={id} isOperator />}
+      {status === 'open' && control === 'agent' && isAllowed(sendSessionMessage) && <UserComposer session={session} />}
     </Page>
   )
 }
@@ -317,8 +317,24 @@ function RunningCard({ text, tools, error }: Running) {
   )
 }
 
-function Composer({ sessionId, isOperator }: { sessionId: string; isOperator: boolean }) {
-  const [text, setText] = useState('')
+/** The composer of messages as the user; in a session of an end user only on request, because these are not the end user's. */
+function UserComposer({ session: { id, actor_id } }: { session: Session }) {
+  const [isOpen, setOpen] = useState(actor_id === null)
+  if (isOpen) return <Composer sessionId={id} />
+  return (
+    <Group gap="sm" justify="space-between">
+      <Text size="sm" c="dimmed">
+        {texts.ofEndUser}
+      </Text>
+      <Button variant="subtle" size="xs" onClick={() => setOpen(true)}>
+        {texts.writeAsUser}
+      </Button>
+    </Group>
+  )
+}
+
+function Composer({ sessionId, isOperator = false }: { sessionId: string; isOperator?: boolean }) {
+  const { value: text, setValue: setText } = useDraft(isOperator ? 'reply' : 'message', '')
   const label = isOperator ? texts.asOperator : texts.asUser
   const send = useMutation({
     mutationFn: async (message: string) => {
