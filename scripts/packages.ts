@@ -35,7 +35,7 @@ const manifest = (fields: object): string =>
 const inPackage = (files: Files): Files =>
   Object.fromEntries(Object.entries(files).map(([name, content]) => [`package/${name}`, content]))
 
-function clientArchive(): Buffer {
+function clientArchive(): Promise<Buffer> {
   const { description, engines, sideEffects, exports } = readJson('client/package.json')
   const files = filesBelow('client/dist', /\.(js|d\.ts)$/)
   return tarball(
@@ -97,7 +97,7 @@ const licensesOf = (packages: readonly string[]): string =>
     })
     .join('\n')
 
-function programArchive(licenses: string): Buffer {
+function programArchive(licenses: string): Promise<Buffer> {
   // The layout of the checkout, by which the files refer to each other.
   const files = ['bin/muster.mjs', 'client/commands.json', 'cli/price-book.json', ...filesBelow('cli/dist', /\.js$/)]
   return tarball(
@@ -148,8 +148,8 @@ const licenses = licensesOf(packages)
 const header = `#!/usr/bin/env node\n/*! ${PACKAGE_SCOPE}/cli ${version}, ${license}. Contains:\n\n${licenses.replaceAll('*/', '* /')}*/\n`
 const python = `${PACKAGE_SCOPE.slice(1)}_client`
 const files: [name: string, file: string, content: Buffer][] = [
-  [`${PACKAGE_SCOPE}/client`, 'client.tgz', clientArchive()],
-  [`${PACKAGE_SCOPE}/cli`, 'cli.tgz', programArchive(licenses)],
+  [`${PACKAGE_SCOPE}/client`, 'client.tgz', await clientArchive()],
+  [`${PACKAGE_SCOPE}/cli`, 'cli.tgz', await programArchive(licenses)],
   [`${PACKAGE_SCOPE}/cli`, 'muster.mjs', Buffer.concat([Buffer.from(header), code])],
   [python.replaceAll('_', '-'), `${python}-${version}-py3-none-any.whl`, wheel(python)],
 ]
