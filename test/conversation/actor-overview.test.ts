@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { startAgentApp } from '../execution/fixtures.ts'
 import { eventually } from '../support/app.ts'
+import { propose } from '../support/approvals.ts'
 import { createdBy, postedBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
@@ -88,6 +89,21 @@ describe('the overview of an end user', function () {
     assert.deepEqual(approvals, { count: 0, newest: [] })
     assert.equal(tokens.revocations, 0)
     assert.ok(tokens.limits.some(({ name }: any) => name === 'upload_bytes_per_day'))
+  })
+
+  it('shows no notes of the team to the agent, and the approvals of its turns', async () => {
+    const { actor, first } = await customer()
+    await app.admin.post(`/sessions/${first.id}/takeover`, { note: 'Offer a refund' })
+    const { data } = (await app.key.get(`/generations?session_id=${first.id}`)).body
+    const { id } = await propose(app, data[0].id, { id: null, name: 'refund' }, { amount: 12 })
+    const { messages, approvals } = await overview(app.key, actor.id)
+    assert.doesNotMatch(JSON.stringify(messages.newest), /Offer a refund/)
+    assert.deepEqual(
+      approvals.newest.map((each: any) => [each.id, each.session_id, each.tool_name]),
+      [[id, first.id, 'refund']],
+    )
+    const listed = (await app.key.get('/approvals')).body.data.find((each: any) => each.id === id)
+    assert.deepEqual([listed.actor_id, listed.actor_name], [actor.id, 'Ada'])
   })
 
   it('lists the newest five of more', async () => {

@@ -69,6 +69,7 @@ describe('model requests of steps', function () {
       const texts = (all: Json[]) => all.flatMap(({ role, content }) => (role === 'user' ? [content] : []))
       assert.deepEqual(texts(sent.messages), texts(body.messages))
       assert.match(texts(sent.messages)[1], /<knowledge>.*Curlews nest/s)
+      assert.equal(sent.knowledge, texts(sent.messages)[1])
       const [offered] = body.tools
       assert.deepEqual(sent.tools, [
         {
@@ -91,8 +92,8 @@ describe('model requests of steps', function () {
   it('name the messages that were left out', async () => {
     const { id: agent, lane } = await scripted([{ text: 'done' }], { max_context_messages: 1 })
     const { id } = await turn(agent, { messages: ['one', 'two', 'three'].map(content => ({ role: 'user', content })) })
-    const { messages, omitted_messages } = await requestOf(id, 1)
-    assert.deepEqual([messages, omitted_messages], [[{ role: 'user', content: 'three' }], 2])
+    const { messages, omitted_messages, knowledge } = await requestOf(id, 1)
+    assert.deepEqual([messages, omitted_messages, knowledge], [[{ role: 'user', content: 'three' }], 2, null])
     const [{ body }] = (await double.requests(lane)) as Json[]
     assert.equal(body.messages.length, 1)
   })

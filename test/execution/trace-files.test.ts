@@ -103,6 +103,7 @@ describe('steps files of traces', function () {
     assert.deepEqual(Object.keys(steps[0]).sort(), [
       'ai_provider_id',
       'annotations',
+      'answered_at',
       'completed_at',
       'finish_reason',
       'generation_id',

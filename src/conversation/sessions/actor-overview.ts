@@ -72,10 +72,10 @@ const Parts = z.object({
     })
     .nullable()
     .describe('Null without `usage:GetAggregate` on all usage of the project'),
-  approvals: partOf('approvals:ListApprovals', 'approvals of the sessions', {
+  approvals: partOf('approvals:ListApprovals', 'approvals of turns of the end user', {
     id: z.string(),
     status: z.enum(APPROVAL_STATUSES).describe('Status of the approval'),
-    session_id: z.string(),
+    session_id: z.string().nullable(),
     tool_name: z.string().nullable().describe('Name of the tool to call'),
     expires_at: time,
     created_at: time,
@@ -165,7 +165,7 @@ const messagesOf = (sessions: Fragment | null): Fragment =>
             from (select t.id, t.conversation_id from sessions t where ${sessions} order by ${activity} desc, t.id desc
               limit ${NEWEST}) s
             cross join lateral (
-              select * from conversation_messages m where m.conversation_id = s.conversation_id
+              select * from conversation_messages m where m.conversation_id = s.conversation_id and not m.note
               order by m.position desc limit ${NEWEST}) m
             order by m.created_at desc, m.position desc limit ${NEWEST}) newest), '[]'))`
 
@@ -180,7 +180,7 @@ const tokensOf = (actorId: string): Fragment => sql.fragment`(
   from actors a where a.id = ${actorId})`
 
 /**
- * Reads all parts in one statement. By sessions_actor, memories_actor, files_actor and approvals_session; its cost grows
+ * Reads all parts in one statement. By sessions_actor, memories_actor, files_actor, generations_actor and approvals_generation; its cost grows
  * with the rows of the end user.
  */
 export const actorOverviewOperation = itemOperation(actorKind, {
@@ -264,7 +264,7 @@ export const actorOverviewOperation = itemOperation(actorKind, {
           rowsOf(
             approvalKind,
             'approvals:ListApprovals',
-            sql.fragment`t.session_id in (select s.id from sessions s where s.actor_id = ${id})`,
+            sql.fragment`t.generation_id in (select g.id from generations g where g.actor_id = ${id})`,
           ),
           sql.fragment`'id', t.id, 'status', t.status, 'session_id', t.session_id,
             'tool_name', t.proposed_action ->> 'tool_name', 'expires_at', ${isoTime(sql.fragment`t.expires_at`)}, ${createdAt}`,

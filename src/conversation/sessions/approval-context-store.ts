@@ -1,7 +1,8 @@
 import { z } from 'zod'
 import { messageTextJoin } from '#content/documents/message-text.ts'
-import { type Queryable, sql } from '#core/db/sql.ts'
+import { isoTime, type Queryable, sql } from '#core/db/sql.ts'
 import { approvalKind } from '#execution/approvals/model.ts'
+import { endUserOfApproval } from '#execution/approvals/store.ts'
 import { messageOrigin } from '../dialog/messages/store.ts'
 import { isShown } from './end-user.ts'
 
@@ -73,7 +74,7 @@ const inlineTool = sql.fragment`(
 const latestMessages = sql.fragment`(
   select coalesce(json_agg(to_json(l) order by l.position), '[]') from (
     select m.role, ${messageOrigin} as origin, u.display_name as author_name, left(x.content, ${MESSAGE_LENGTH}) as content,
-      to_char(m.created_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') as created_at, m.position
+      ${isoTime(sql.fragment`m.created_at`)} as created_at, m.position
     from conversation_messages m ${messageTextJoin} left join users u on u.id = m.operator_id
     where m.conversation_id = s.conversation_id and ${isShown}
     order by m.position desc limit ${MESSAGES}) l)`
@@ -89,8 +90,7 @@ export const findApprovalContext = (db: Queryable, id: string): Promise<Approval
         from agents c where c.id = t.agent_id and ${own}) as agent_row,
       (select json_build_object('id', c.id, 'project_id', c.project_id, 'name', c.name, 'external_id', c.external_id,
           'tags', c.tags)
-        from actors c where ${own}
-          and c.id = coalesce(s.actor_id, (select g.actor_id from generations g where g.id = t.generation_id))) as actor_row,
+        from actors c where ${own} and c.id = ${endUserOfApproval}) as actor_row,
       (select json_build_object('id', c.id, 'project_id', c.project_id, 'name', c.name,
           'version', split_part(t.policy_version, '@', 2), 'document', (
             select v.config -> 'document' from guardrail_versions v

@@ -32,7 +32,7 @@ import {
   requireResolver,
   resolveApproval,
 } from './resolve.ts'
-import { listRecurrences } from './store.ts'
+import { endUserOfApproval, listRecurrences } from './store.ts'
 
 const tag = 'Approvals'
 const approvals = resource(approvalKind, { path: '/approvals', tag })
@@ -131,7 +131,7 @@ export const approvalOperations: Operation[] = [
       namesOf({
         actor: {
           columns: ['id', 'name', 'external_id'],
-          id: () => sql.fragment`(select g.actor_id from generations g where g.id = t.generation_id)`,
+          id: () => endUserOfApproval,
         },
         agent: { columns: ['name'] },
       }),

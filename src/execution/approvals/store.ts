@@ -10,6 +10,9 @@ import { type APPROVAL_STATUSES, type ApprovalRow, approvalKind, type Execution,
 export const followUpColumns = { executing: z.boolean(), outcome: z.string().nullable() }
 export type FollowUpColumns = z.output<z.ZodObject<typeof followUpColumns>>
 
+/** Expression for the end user of the turn of an approval `t`; null if there is none. By the primary key. */
+export const endUserOfApproval = sql.fragment`(select g.actor_id from generations g where g.id = t.generation_id)`
+
 /** Inserts the follow-up of an approval and returns its id. */
 export async function insertFollowUpWork(db: Queryable, approvalId: string): Promise<string> {
   const id = newId('aat')

@@ -317,9 +317,12 @@ function Approvals({ part, actor: { project_id } }: PartProps<'approvals'>) {
       columns={[
         [
           strings.name,
-          ({ tool_name, id, session_id }) => (
-            <EntityLink kind="session" id={session_id} projectId={project_id} name={tool_name ?? id} />
-          ),
+          ({ tool_name, id, session_id }) =>
+            session_id === null ? (
+              visible(tool_name ?? id)
+            ) : (
+              <EntityLink kind="session" id={session_id} projectId={project_id} name={tool_name ?? id} />
+            ),
         ],
         [strings.status, ({ status }) => <StatusBadge status={status} />],
         [strings.created, ({ created_at }) => <When at={created_at} />],

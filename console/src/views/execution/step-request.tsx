@@ -93,17 +93,11 @@ export function StepRequest({ turnId, step }: { turnId: string; step: number }) 
   )
 }
 
-const BLOCK = '<knowledge>'
-
 /** The results of a search, and the text that the model got of them. */
 export function Retrieval({ transcript: { generation_id, knowledge } }: { transcript: Transcript }) {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
   const request = useStepRequest(generation_id, 1, isAllowed(getGenerationStepRequest) === true)
-  const block = (request.data?.messages as Message[] | undefined)
-    ?.filter(({ role }) => role === 'user')
-    .map(textOf)
-    .find(text => text.includes(BLOCK))
   return (
     <>
       <Part title={strings.runs.error} value={knowledge?.error} />
@@ -126,7 +120,7 @@ export function Retrieval({ transcript: { generation_id, knowledge } }: { transc
           ))}
         </List>
       </Section>
-      <Part title={texts.knowledgeText} value={block} />
+      <Part title={texts.knowledgeText} value={request.data?.knowledge} />
     </>
   )
 }

@@ -14,6 +14,8 @@ export type SentRequest = Pick<ModelRequest, 'system' | 'tools' | 'tool_choice'>
   opening: PromptMessage[]
   /** Messages before the last message of the user: knowledge and additions of the client. */
   reference: PromptMessage[]
+  /** Whether the first of them is knowledge. */
+  has_knowledge: boolean
   /** Messages of the turn's input that were left out, as ranges of positions without their ends. */
   omitted: [from: number, to: number][]
   /** Whether the tools are named only, because of their size. */
@@ -23,7 +25,7 @@ export type SentRequest = Pick<ModelRequest, 'system' | 'tools' | 'tool_choice'>
 /** The parts of a sent request that differ from the request before. */
 type StoredRequest = Partial<SentRequest> & { step: number }
 
-/** Longest stored request with its tools, in characters. */
+/** Longest request that is stored with descriptions and schemas of its tools, in characters. */
 const MAX_CHARS = 256 * 1024
 
 const SETTINGS = [
@@ -42,7 +44,7 @@ const isSet = (value: unknown): boolean => value !== null && value !== undefined
 /** Returns the stored form of a request. `messages`: its input, of which it has `history`. */
 export function sentRequest(
   request: ModelRequest,
-  parts: Pick<SentRequest, 'opening' | 'reference'> & {
+  parts: Pick<SentRequest, 'opening' | 'reference' | 'has_knowledge'> & {
     messages: readonly ModelMessage[]
     history: readonly ModelMessage[]
   },
@@ -60,6 +62,7 @@ export function sentRequest(
     provider_options: request.provider_options ?? null,
     opening: parts.opening,
     reference: parts.reference,
+    has_knowledge: parts.has_knowledge,
     omitted: omittedRanges(parts.messages, parts.history),
     is_shortened: false,
   }
@@ -112,7 +115,7 @@ export class SentRequests {
   unwritten(isUnanswered = false): Unwritten | null {
     if (!this.#last) return null
     const { step, request } = this.#last
-    const texts = boundedTexts(request)
+    const texts = storedTexts(request)
     const changed = Object.entries(texts).filter(([name, text]) => this.#written[name as keyof SentRequest] !== text)
     if (changed.length === 0 && !isUnanswered) return null
     return {
@@ -128,8 +131,8 @@ export class SentRequests {
 const textsOf = (request: SentRequest): Texts =>
   Object.fromEntries(Object.entries(request).map(([name, value]) => [name, JSON.stringify(value)]))
 
-/** Returns the texts of a request within the limit of its size: if it is longer, the tools have no descriptions and schemas. */
-function boundedTexts(request: SentRequest): Texts {
+/** Returns the texts of a request. In a long one the tools have no descriptions and schemas; its other parts have own limits. */
+function storedTexts(request: SentRequest): Texts {
   const texts = textsOf(request)
   const chars = Object.values(texts).reduce((sum, text) => sum + text.length, 0)
   if (chars <= MAX_CHARS) return texts

@@ -323,7 +323,8 @@ async function requestOnce(
   const output_schema = outputSchemaOf(agent, data)
   const system = parts.length > 0 ? parts.join('\n\n') : null
   const summary = summaryMessages(data)
-  const reference = [...knowledgeMessages(data), ...clientInstructionMessages(data), ...referenceMessages(data)]
+  const knowledge = knowledgeMessages(data)
+  const reference = [...knowledge, ...clientInstructionMessages(data), ...referenceMessages(data)]
   const steps = turn.steps.flatMap(promptMessages)
   const others = { system, tools: offered.tools, fixed: [...summary, ...reference, ...steps] }
   let fitting = fitHistory(turn, data, sent, step, others)
@@ -364,8 +365,16 @@ async function requestOnce(
       : {}),
   }
   if (generation.content_mode === 'full' && generation.publisher_project_id === null) {
-    const parts = { opening: summary, reference, messages: data.messages ?? [], history: fitting.history }
-    turn.requests.record(step, sentRequest(request, parts))
+    turn.requests.record(
+      step,
+      sentRequest(request, {
+        opening: summary,
+        reference,
+        has_knowledge: knowledge.length > 0,
+        messages: data.messages ?? [],
+        history: fitting.history,
+      }),
+    )
   }
   if (provider) {
     const model = data.model ?? agent.model ?? provider.default_model

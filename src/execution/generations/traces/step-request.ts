@@ -24,6 +24,7 @@ const StepRequest = z
       .describe(
         'Messages in the order sent: the summary of older ones, the history with knowledge before its last user message, and the earlier steps of the turn',
       ),
+    knowledge: z.string().nullable().describe('Text of the message with the search results. Null without any.'),
     omitted_messages: z
       .int()
       .describe('Number of messages of the input that were left out, because of their number or size'),
@@ -77,7 +78,7 @@ async function readStepRequest(
   const steps = await readSteps(services, generation)
   if (!request || !generation.input || steps.length < Math.min(n, step_count))
     raise('GENERATION_CONTENT_UNAVAILABLE', { meta: { generation_id: id } })
-  const { opening, reference, omitted, ...sent } = request
+  const { opening, reference, has_knowledge, omitted, ...sent } = request
   const history = generation.input.filter(
     (_, position) => !omitted.some(([from, to]) => position >= from && position < to),
   )
@@ -93,6 +94,7 @@ async function readStepRequest(
       ...withReference<ModelMessage | PromptMessage>(history, reference),
       ...steps.filter(step => step.n < n).flatMap(stepMessages),
     ],
+    knowledge: has_knowledge ? (reference[0].content as string) : null,
     omitted_messages: generation.input.length - history.length,
     notes: answer?.notes ?? null,
   }
