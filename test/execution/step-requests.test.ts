@@ -56,20 +56,22 @@ describe('model requests of steps', function () {
     })
     const messages = ['Hello', 'Where do curlews nest?'].map(content => ({ role: 'user', content }))
     const { id } = await turn(agent, { messages })
-    const given = (await double.requests(lane)).map(({ body }: Json) => body)
-    assert.equal(given.length, 2)
-    for (const [index, body] of given.entries()) {
+    const requests = (await double.requests(lane)).map(({ body }: Json) => body)
+    assert.equal(requests.length, 2)
+    for (const [index, body] of requests.entries()) {
       const sent = await requestOf(id, index + 1)
       assert.deepEqual([sent.step, sent.model, sent.ai_provider_id], [index + 1, `${lane}/m`, app.providerId])
       assert.equal(sent.system, body.messages[0].content)
+      // Texts of searches are not stored.
+      const given = body.messages.filter(({ content }: Json) => !String(content).includes('<knowledge>'))
+      assert.equal(given.length, body.messages.length - 1)
       assert.deepEqual(
         sent.messages.map(({ role }: Json) => role),
-        body.messages.slice(1).map(({ role }: Json) => role),
+        given.slice(1).map(({ role }: Json) => role),
       )
       const texts = (all: Json[]) => all.flatMap(({ role, content }) => (role === 'user' ? [content] : []))
-      assert.deepEqual(texts(sent.messages), texts(body.messages))
-      assert.match(texts(sent.messages)[1], /<knowledge>.*Curlews nest/s)
-      assert.equal(sent.knowledge, texts(sent.messages)[1])
+      assert.deepEqual(texts(sent.messages), texts(given))
+      assert.equal(sent.knowledge.results[0].document_id, documentId)
       const [offered] = body.tools
       assert.deepEqual(sent.tools, [
         {
@@ -85,8 +87,9 @@ describe('model requests of steps', function () {
     assert.deepEqual(call.content[0].args, { of: 'A-17' })
     assert.deepEqual(result.content[0].result, { total: 240 })
     assert.deepEqual(Object.keys(result.content[0]).sort(), ['error', 'result', 'tool_call_id', 'tool_name', 'type'])
-    const { knowledge } = (await app.key.get(`/generations/${id}/transcript`)).body
-    assert.equal(knowledge.results[0].document_id, documentId)
+    const stored = await app.rows('select body from step_requests where generation_id = $1', [id])
+    assert.equal(stored.length, 1)
+    assert.doesNotMatch(stored[0].body, /Curlews nest/)
   })
 
   it('name the messages that were left out', async () => {
@@ -134,6 +137,29 @@ describe('model requests of steps', function () {
     assert.deepEqual(tools[0], { name: 'big_0', description: '', parameters: {} })
   })
 
+  it('are stored up to a megabyte a turn', async () => {
+    const parameters = { type: 'object', properties: { of: { type: 'string', description: 'x'.repeat(60_000) } } }
+    const made = await Promise.all(
+      ['even', 'odd'].map(name => createdBy(app.key, '/tools', { ...tool(name).tool, parameters })),
+    )
+    const steps = 24
+    const replies = Array.from({ length: steps - 1 }, (_, n) => toolCall(n % 2 ? 'odd' : 'even'))
+    const { id: agent } = await scripted([...replies, { text: 'done' }], {
+      tool_bindings: made.map(({ id }) => ({ tool_id: id })),
+      max_steps: steps,
+      step_rules: Array.from({ length: steps }, (_, n) => ({ step: n + 1, active_tool_ids: [made[n % 2].id] })),
+    })
+    const { id } = await turn(agent)
+    const statuses = []
+    for (let n = 1; n <= steps; n++) statuses.push((await app.key.get(pathOf(id, n))).status)
+    assert.deepEqual([statuses[0], statuses.at(-1)], [200, 409])
+    const [{ bytes }] = await app.rows(
+      'select sum(octet_length(body))::int as bytes from step_requests where generation_id = $1',
+      [id],
+    )
+    assert.ok(bytes > 600_000 && bytes <= 1024 * 1024, String(bytes))
+  })
+
   it('have the times of the model and of each call', async () => {
     target.answer = (request, response) => setTimeout(() => json({ ok: true })(request, response), 30)
     const { id: agent } = await scripted([{ tool_calls: [...toolCall('orders').tool_calls] }, { text: 'done' }], {
@@ -147,13 +173,20 @@ describe('model requests of steps', function () {
     assert.ok(Date.parse(completed_at) - Date.parse(started_at) >= 25)
   })
 
-  it('are read with permission for the trace only', async () => {
+  it('are read with permission for the trace, and what the agent defines with permission for it', async () => {
     const { id: agent } = await scripted([{ text: 'done' }])
     const { id } = await turn(agent)
     const other = await app.projectWith(['*'])
     assert.deepEqual(refusalOf(await other.key.get(pathOf(id, 1))), [404, 'GENERATION_NOT_FOUND'])
     const userWith = (action: string) => app.user(undefined, [allowing(app.projectId, [action])])
-    assert.equal((await (await userWith('traces:GetTrace')).get(pathOf(id, 1))).status, 200)
+    const { status, body } = await (await userWith('traces:GetTrace')).get(pathOf(id, 1))
+    assert.deepEqual([status, body.messages.length, body.knowledge], [200, 1, null])
+    assert.deepEqual(
+      ['system', 'tools', 'tool_choice', 'output_schema', 'settings', 'vendor_tools', 'provider_options'].filter(
+        name => body[name] !== null,
+      ),
+      [],
+    )
     assert.deepEqual(refusalOf(await (await userWith('generations:GetGeneration')).get(pathOf(id, 1))), [
       403,
       'FORBIDDEN',
@@ -169,13 +202,11 @@ describe('model requests of steps', function () {
 
     const hidden = await turn(await app.agent({ trace_content_mode: 'none' }))
     assert.deepEqual(refusalOf(await app.key.get(pathOf(hidden.id, 1))), [409, 'GENERATION_CONTENT_UNAVAILABLE'])
-    const [stored] = await app.rows('select requests from generations where id = $1', [hidden.id])
-    assert.equal(stored.requests, null)
+    assert.deepEqual(await app.rows('select n from step_requests where generation_id = $1', [hidden.id]), [])
 
     await app.key.delete(`/generations/${id}/content`)
     assert.deepEqual(refusalOf(await app.key.get(pathOf(id, 1))), [409, 'GENERATION_CONTENT_UNAVAILABLE'])
-    const [erased] = await app.rows('select requests from generations where id = $1', [id])
-    assert.equal(erased.requests, null)
+    assert.deepEqual(await app.rows('select n from step_requests where generation_id = $1', [id]), [])
   })
 
   it('of an agent that another project shares are not stored', async () => {

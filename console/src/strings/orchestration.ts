@@ -139,7 +139,6 @@ export const traces = {
   openDocument: 'Open document',
   memoryFact: 'Memory',
   passage: 'Passage of a document',
-  knowledgeText: 'Text that the model got',
   request: 'Request to the model',
   showRequest: 'Show the request',
   requestOmitted: (count: number) => `${count} older message${count === 1 ? ' was' : 's were'} left out.`,

@@ -65,7 +65,7 @@ export function layout(page: Page, rendered: Rendered, pages: readonly Page[], l
   const script = hasSearch ? `\n<script type="module" src="${to('assets/docs.js')}"></script>` : ''
   const search = `<a class="brand" href="${to('')}">Muster</a>
 <form role="search" hidden data-index="${to('search.json')}">
-<input type="search" aria-label="Search" placeholder="Search" autocomplete="off"><ul class="results" aria-label="Results"></ul></form>`
+<input type="search" maxlength="200" aria-label="Search" placeholder="Search" autocomplete="off"><ul class="results" aria-label="Results"></ul></form>`
   return `${head(page.title)}${styleSheet(to('assets/docs.css'))}${script}</head>
 <body><a class="skip" href="#page.content">Skip to content</a>
 <header>${hasSearch ? search : '<span class="brand">Muster</span>'}

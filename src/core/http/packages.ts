@@ -1,3 +1,4 @@
+import { createHash } from 'node:crypto'
 import { existsSync, readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import type { Express, Request, Response } from 'express'
@@ -30,7 +31,10 @@ function readPackages(directory: string): Map<string, File> | null {
   const files = new Map<string, File>()
   const { packages } = JSON.parse(index.toString('utf8')) as { packages: Entry[] }
   for (const { path, immutable_path, sha256 } of packages) {
-    const file = { path, tag: `"${sha256}"`, content: readFileSync(`${directory}/${path.split('/').at(-1)}`) }
+    const content = readFileSync(`${directory}/${path.split('/').at(-1)}`)
+    // A build that runs has replaced the file, and not yet the index.
+    if (createHash('sha256').update(content).digest('hex') !== sha256) return null
+    const file = { path, tag: `"${sha256}"`, content }
     files.set(path, file).set(immutable_path, file)
   }
   // Of all hashes, so that it changes with any of them.

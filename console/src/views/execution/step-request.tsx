@@ -81,7 +81,7 @@ export function StepRequest({ turnId, step }: { turnId: string; step: number }) 
             {sent.is_shortened && <Text size="sm">{texts.requestShortened}</Text>}
             <Part title={texts.system} value={sent.system} />
             <Part title={texts.messages} value={sent.messages} />
-            {sent.tools.length > 0 && <Part title={strings.agents.tools} value={sent.tools} />}
+            {!isEmpty(sent.tools) && <Part title={strings.agents.tools} value={sent.tools} />}
             {!isEmpty(sent.settings) && <Part title={texts.settings} value={sent.settings} />}
             <Part title={texts.outputSchema} value={sent.output_schema} />
             <Part title={texts.vendorTools} value={sent.vendor_tools} />
@@ -93,11 +93,10 @@ export function StepRequest({ turnId, step }: { turnId: string; step: number }) 
   )
 }
 
-/** The results of a search, and the text that the model got of them. */
-export function Retrieval({ transcript: { generation_id, knowledge } }: { transcript: Transcript }) {
+/** The results of a search, whose texts the model got. */
+export function Retrieval({ transcript: { knowledge } }: { transcript: Transcript }) {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const request = useStepRequest(generation_id, 1, isAllowed(getGenerationStepRequest) === true)
   return (
     <>
       <Part title={strings.runs.error} value={knowledge?.error} />
@@ -120,7 +119,6 @@ export function Retrieval({ transcript: { generation_id, knowledge } }: { transc
           ))}
         </List>
       </Section>
-      <Part title={texts.knowledgeText} value={request.data?.knowledge} />
     </>
   )
 }

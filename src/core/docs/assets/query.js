@@ -18,6 +18,7 @@ const formsOf = word =>
 
 /** The words and phrases of a query, each with the alternatives that it is found by and their weights. */
 function groupsOf(query, synonyms) {
+  const synonymsOf = word => (Object.hasOwn(synonyms, word) ? synonyms[word] : undefined)
   let rest = ` ${query
     .toLowerCase()
     .replace(/[^\p{L}\p{N}_]+/gu, ' ')
@@ -25,7 +26,7 @@ function groupsOf(query, synonyms) {
   const groups = []
   const take = (words, found) => {
     const forms = words.includes(' ') ? [] : formsOf(words)
-    const same = [words, ...forms].flatMap(each => synonyms[each] ?? synonyms[`${each}e`] ?? [])
+    const same = [words, ...forms].flatMap(each => synonymsOf(each) ?? synonymsOf(`${each}e`) ?? [])
     groups.push({
       found,
       alternatives: new Map([

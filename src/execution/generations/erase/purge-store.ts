@@ -17,6 +17,7 @@ export async function redactGenerations(
   const list = sql.array([...ids], 'text')
   return db.any(generationKind.sql`
     with steps as (delete from generation_steps where generation_id = any(${list})),
+      requests as (delete from step_requests where generation_id = any(${list})),
       frames as (delete from stream_frames where generation_id = any(${list})),
       work as (delete from generation_work where generation_id = any(${list})),
       hidden as (delete from generation_work_unlogged where generation_id = any(${list})),
@@ -25,7 +26,7 @@ export async function redactGenerations(
     update generations t set status = case when t.status = 'requires_action' then 'failed' else t.status end,
       stop_reason = case when t.status = 'requires_action' then 'error' else t.stop_reason end,
       completed_at = coalesce(t.completed_at, now()), metadata = null, error = null, input = null, output = null,
-      required_action = null, abort = null, knowledge = null, requests = null, extraction = null, content_redacted_at = now(),
+      required_action = null, abort = null, knowledge = null, extraction = null, content_redacted_at = now(),
       content_redacted_by_principal_type = ${by.type}, content_redacted_by_principal_id = ${by.id}, updated_at = now()
     where id = any(${list}) and content_redacted_at is null
     returning ${generationKind.columns}`)

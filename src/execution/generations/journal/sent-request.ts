@@ -1,29 +1,23 @@
-import { parseExactJson } from '#core/base/exact-json.ts'
 import type { ModelMessage, ModelRequest, PromptMessage } from '#execution/providers/model-messages.ts'
 import type { VendorTools } from '#execution/providers/options/vendor-tool-settings.ts'
 
-/** A request of a step as sent, without the messages that the record of its turn contains. */
+/** A request of a step as sent, without what is stored elsewhere: messages of the turn, and texts of its search. */
 export type SentRequest = Pick<ModelRequest, 'system' | 'tools' | 'tool_choice'> & {
-  vendor_tools: VendorTools | null
   output_schema: Record<string, unknown> | null
+  vendor_tools: VendorTools | null
   /** Settings of the agent or the request; unset ones are absent. */
   settings: Record<string, unknown>
   /** Options by provider type. */
   provider_options: Record<string, unknown> | null
   /** Messages before the history: the summary of older ones. */
   opening: PromptMessage[]
-  /** Messages before the last message of the user: knowledge and additions of the client. */
+  /** Messages before the last message of the user: additions of the client. */
   reference: PromptMessage[]
-  /** Whether the first of them is knowledge. */
-  has_knowledge: boolean
   /** Messages of the turn's input that were left out, as ranges of positions without their ends. */
   omitted: [from: number, to: number][]
   /** Whether the tools are named only, because of their size. */
   is_shortened: boolean
 }
-
-/** The parts of a sent request that differ from the request before. */
-type StoredRequest = Partial<SentRequest> & { step: number }
 
 /** Longest request that is stored with descriptions and schemas of its tools, in characters. */
 const MAX_CHARS = 256 * 1024
@@ -44,7 +38,7 @@ const isSet = (value: unknown): boolean => value !== null && value !== undefined
 /** Returns the stored form of a request. `messages`: its input, of which it has `history`. */
 export function sentRequest(
   request: ModelRequest,
-  parts: Pick<SentRequest, 'opening' | 'reference' | 'has_knowledge'> & {
+  parts: Pick<SentRequest, 'opening' | 'reference'> & {
     messages: readonly ModelMessage[]
     history: readonly ModelMessage[]
   },
@@ -62,7 +56,6 @@ export function sentRequest(
     provider_options: request.provider_options ?? null,
     opening: parts.opening,
     reference: parts.reference,
-    has_knowledge: parts.has_knowledge,
     omitted: omittedRanges(parts.messages, parts.history),
     is_shortened: false,
   }
@@ -93,14 +86,12 @@ export function withReference<Message extends { role: string }>(
   return [...history.slice(0, at), ...reference, ...history.slice(at)]
 }
 
-/** Request of a step as a stored text, and the function that confirms its write. */
-type Unwritten = { text: string; written: () => void }
-
-type Texts = Partial<Record<keyof SentRequest, string>>
+/** A row of step_requests to write. */
+export type StepRequest = { n: number; body: string }
 
 /** The last request of an attempt, for the write of its step. */
 export class SentRequests {
-  #written: Texts = {}
+  #written: string | null = null
   #last: { step: number; request: SentRequest } | null = null
 
   /** Records the request of a step, in place of an earlier one of the same step. */
@@ -109,45 +100,30 @@ export class SentRequests {
   }
 
   /**
-   * Returns the recorded request if it must be written; null if it is written, or equals the one before.
+   * Returns the recorded request if it must be written, and the function that confirms the write; null if it is written, or
+   * equals the one before.
    * @param isUnanswered whether to write it in any case, because no step shows that it was sent
    */
-  unwritten(isUnanswered = false): Unwritten | null {
+  unwritten(isUnanswered = false): (StepRequest & { written: () => void }) | null {
     if (!this.#last) return null
     const { step, request } = this.#last
-    const texts = storedTexts(request)
-    const changed = Object.entries(texts).filter(([name, text]) => this.#written[name as keyof SentRequest] !== text)
-    if (changed.length === 0 && !isUnanswered) return null
+    const body = textOf(request)
+    if (body === this.#written && !isUnanswered) return null
     return {
-      text: `{"step":${step}${changed.map(([name, text]) => `,"${name}":${text}`).join('')}}`,
+      n: step,
+      body,
       written: () => {
-        this.#written = texts
+        this.#written = body
         this.#last = null
       },
     }
   }
 }
 
-const textsOf = (request: SentRequest): Texts =>
-  Object.fromEntries(Object.entries(request).map(([name, value]) => [name, JSON.stringify(value)]))
-
-/** Returns the texts of a request. In a long one the tools have no descriptions and schemas; its other parts have own limits. */
-function storedTexts(request: SentRequest): Texts {
-  const texts = textsOf(request)
-  const chars = Object.values(texts).reduce((sum, text) => sum + text.length, 0)
-  if (chars <= MAX_CHARS) return texts
+/** Returns the text of a request. In a long one the tools have no descriptions and schemas; its other parts have own limits. */
+function textOf(request: SentRequest): string {
+  const text = JSON.stringify(request)
+  if (text.length <= MAX_CHARS) return text
   const tools = request.tools.map(({ name }) => ({ name, description: '', parameters: {} }))
-  return textsOf({ ...request, tools, is_shortened: true })
-}
-
-/**
- * Returns the request of a step from the stored texts; null if none is stored.
- * @param isSettled whether the step was settled, so that a request without an own text equals the one before
- */
-export function requestOfStep(stored: readonly string[], step: number, isSettled: boolean): SentRequest | null {
-  const requests = stored.map(text => parseExactJson(text) as StoredRequest).filter(request => request.step <= step)
-  const last = requests.at(-1)
-  if (!last || (!isSettled && last.step < step)) return null
-  const { step: _, ...request } = Object.assign({}, ...requests) as StoredRequest
-  return request as SentRequest
+  return JSON.stringify({ ...request, tools, is_shortened: true })
 }

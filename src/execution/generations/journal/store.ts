@@ -6,6 +6,7 @@ import type { Services } from '#core/base/services.ts'
 import { type Fragment, jsonb, type Queryable, sql } from '#core/db/sql.ts'
 import { type GenerationRow, JournalStepRow, type OpenStep, type ToolCallOutcome } from '../model.ts'
 import { type Frame, frameRows } from '../streams/frame-store.ts'
+import type { StepRequest } from './sent-request.ts'
 
 /** Rows of the step in progress, from which another worker continues. */
 
@@ -76,9 +77,22 @@ export function readJournal(
   return { open: step && { step, started, outcomes }, settled }
 }
 
-/** Assignment that adds the request of a step (`SentRequests`) to a generation. */
-export const addedRequest = (text: string | null): Fragment =>
-  text === null ? sql.fragment`` : sql.fragment`, requests = array_append(requests, ${text})`
+/** Most bytes of the requests of one turn: a turn whose steps all differ would otherwise store megabytes. */
+const MAX_REQUEST_BYTES = 1024 * 1024
+
+/** Returns ctes with the insert of the request of a step, without its text if the requests of the turn are too large; none for null. */
+export const requestCtes = ({ id }: Pick<Owner, 'id'>, request: StepRequest | null, guard: Fragment): Fragment[] =>
+  request === null
+    ? []
+    : [
+        sql.fragment`sent_request as (
+          insert into step_requests (generation_id, n, body)
+          select ${id}, ${request.n}::int, case when ${Buffer.byteLength(request.body)}::int
+              + coalesce((select sum(octet_length(s.body)) from step_requests s where s.generation_id = ${id}), 0) <= ${MAX_REQUEST_BYTES}::int
+            then ${request.body} end
+          where ${guard}
+          on conflict (generation_id, n) do update set body = excluded.body)`,
+      ]
 
 const ownedRow = sql.type(z.object({ owned: z.int() }))
 
@@ -92,12 +106,12 @@ export async function writeJournal(
   generation: GenerationRow,
   rows: readonly JournalRow[],
   frames: Frame[],
-  answered: { request: string | null } | null,
+  answered: { request: StepRequest | null } | null,
   calls: readonly PricedUsage[],
 ): Promise<boolean> {
   const guard = sql.fragment`exists (select 1 from owned)`
   const firstColumns = answered
-    ? sql.fragment`, routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)} ${addedRequest(answered.request)}`
+    ? sql.fragment`, routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)}`
     : sql.fragment``
   return (
     (await db.oneFirst(ownedRow`
@@ -105,7 +119,7 @@ export async function writeJournal(
           update generations set journalled = journalled + 1, updated_at = now() ${firstColumns}
           where id = ${generation.id} and attempt = ${generation.attempt} and journalled = ${generation.journalled}
             and status = 'in_progress' returning id),
-        entries as (${journalInsert(generation, rows, guard)}),
+        ${sql.join([...requestCtes(generation, answered?.request ?? null, guard), sql.fragment`entries as (${journalInsert(generation, rows, guard)})`], sql.fragment`, `)},
         ${usagePart(calls, guard)}
         added as (${frames.length > 0 ? frameRows(generation.id, frames, guard) : sql.fragment`select 1 where false`})
       select count(*)::int as owned from owned`)) === 1

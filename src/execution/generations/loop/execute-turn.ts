@@ -323,8 +323,8 @@ async function requestOnce(
   const output_schema = outputSchemaOf(agent, data)
   const system = parts.length > 0 ? parts.join('\n\n') : null
   const summary = summaryMessages(data)
-  const knowledge = knowledgeMessages(data)
-  const reference = [...knowledge, ...clientInstructionMessages(data), ...referenceMessages(data)]
+  const fromClient = [...clientInstructionMessages(data), ...referenceMessages(data)]
+  const reference = [...knowledgeMessages(data), ...fromClient]
   const steps = turn.steps.flatMap(promptMessages)
   const others = { system, tools: offered.tools, fixed: [...summary, ...reference, ...steps] }
   let fitting = fitHistory(turn, data, sent, step, others)
@@ -369,8 +369,7 @@ async function requestOnce(
       step,
       sentRequest(request, {
         opening: summary,
-        reference,
-        has_knowledge: knowledge.length > 0,
+        reference: fromClient,
         messages: data.messages ?? [],
         history: fitting.history,
       }),

@@ -54,7 +54,7 @@ export async function pauseTurn(
       event: 'requires_action',
       data: { ...(result ?? agentResult(paused, steps, step)), ...clientParts(turn) },
     }),
-    parts: frames => pauseParts(generation, after, entries, frames, sent?.text ?? null),
+    parts: frames => pauseParts(generation, after, entries, frames, sent),
     addWrites(outbox) {
       emitPaused(outbox, after, memory)
       recordUsageInTx(services, outbox, calls.rated)

@@ -208,7 +208,7 @@ async function settleTurn(
         step: stored,
         frames,
         journalled: turn.journalled,
-        request: sent?.text,
+        request: sent,
       }),
     addWrites(outbox) {
       emitHooks(outbox, after, memory)

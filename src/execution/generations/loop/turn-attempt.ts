@@ -311,7 +311,7 @@ export class TurnAttempt {
     const calls = await this.priceCalls()
     const sent = first ? this.requests.unwritten() : null
     const after = { ...generation, journalled: generation.journalled + 1 }
-    const answered = first ? { request: sent?.text ?? null } : null
+    const answered = first ? { request: sent } : null
     const write = () => writeJournal(services.pool, generation, rows, frames, answered, calls.rated)
     if (!(await this.writeFenced(write, after))) throw new TurnClaimLost()
     if (frames.length > 0) notifyFrames(services, generation.id)
@@ -369,7 +369,7 @@ export class TurnAttempt {
         this.agent,
         this.#isStepJournalled || sealed ? { settled: sealed } : null,
         calls.rated,
-        sent?.text ?? null,
+        sent,
       )
     const journalled = await this.writeFenced(write, after)
     if (!journalled) throw new TurnClaimLost()

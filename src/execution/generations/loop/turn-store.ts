@@ -9,7 +9,8 @@ import { servedAgent } from '#execution/agents/served-version.ts'
 import { type LoadedRoute, loadedRoute, routeOf, routeOfRow } from '#execution/model-routes/store.ts'
 import { aiProviderKind, type ProviderRow } from '#execution/providers/model.ts'
 import type { ToolRow } from '#execution/tools/model.ts'
-import { addedRequest, JournalRow, journalClosed, journalInsert, journalTable } from '../journal/store.ts'
+import type { StepRequest } from '../journal/sent-request.ts'
+import { JournalRow, journalClosed, journalInsert, journalTable, requestCtes } from '../journal/store.ts'
 import { type GenerationRow, generationKind, JournalStepRow } from '../model.ts'
 import { isExecutedByHolder, turnDataTable } from '../store.ts'
 import { type Frame, frameRows } from '../streams/frame-store.ts'
@@ -253,17 +254,17 @@ export async function journalStep(
   consumer: Parameters<typeof routeOf>[0],
   openEntries: OpenEntries,
   calls: readonly PricedUsage[],
-  request: string | null,
+  request: StepRequest | null,
 ): Promise<{ route: LoadedRoute | null } | false> {
   const guard = sql.fragment`exists (select 1 from owned)`
   const { owned, route } = await db.one(ownedRouteRow`
     with owned as (
         update generations set step_count = step_count + 1, journalled = journalled + 1, lost_attempts = 0, model_attempts = 0, last_activity_at = ${step.completed_at}, updated_at = ${step.completed_at},
-          routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)} ${addedRequest(request)}
+          routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)}
         where id = ${generation.id} and attempt = ${generation.attempt} and journalled = ${generation.journalled}
           and status = 'in_progress' returning id),
       counted as (update traces set step_count = step_count + 1, updated_at = ${step.completed_at} where id = ${generation.trace_id} and ${guard}),
-      journalled as (${stepInsert(generation.id, step, guard)}),
+      ${sql.join([...requestCtes(generation, request, guard), sql.fragment`journalled as (${stepInsert(generation.id, step, guard)})`], sql.fragment`, `)},
        ${closedParts(generation, openEntries, step.n, guard)}
       ${usagePart(calls, guard)}
       added as (${frames.length > 0 ? frameRows(generation.id, frames, guard) : sql.fragment`select 1 where false`})
@@ -290,16 +291,17 @@ export function pauseParts(
   after: GenerationRow,
   entries: readonly JournalRow[],
   frames: Frame[],
-  request: string | null,
+  request: StepRequest | null,
 ): StatementWrite {
   const guard = sql.fragment`exists (select 1 from paused)`
   const ctes = [
     sql.fragment`paused as (
       update generations set status = 'requires_action', journalled = journalled + 1, lost_attempts = 0, model_attempts = 0,
         required_action = ${jsonb(after.required_action)}, usage = ${jsonb(after.usage)}, routing = ${jsonb(after.routing)},
-        tool_surface = ${jsonb(after.tool_surface)}, last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at} ${addedRequest(request)}
+        tool_surface = ${jsonb(after.tool_surface)}, last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at}
       where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' and abort is null returning id)`,
     ...(entries.length > 0 ? [sql.fragment`entries as (${journalInsert(generation, entries, guard)})`] : []),
+    ...requestCtes(generation, request, guard),
     ...(frames.length > 0 ? [sql.fragment`last_frames as (${frameRows(generation.id, frames, guard)})`] : []),
   ]
   return { ctes, guard, columns: sql.fragment`true as paused` }
@@ -332,7 +334,7 @@ export type Settlement = {
   /** Whether the journal may contain rows of the turn besides its settled steps. */
   journalled: boolean
   /** Request of the last step (`SentRequests`) that is not written. */
-  request?: string | null
+  request?: StepRequest | null
 }
 
 /** Settles a turn: the record, its trace, the last step, the turn data and the last frames. Fenced by the attempt. */
@@ -352,7 +354,7 @@ export function settlementParts({
         required_action = null, step_count = ${after.step_count}, completed_at = ${after.completed_at},
         last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at}, metadata = ${generation.content_mode === 'none' ? jsonb(null) : sql.fragment`metadata`},
         content_redacted_at = ${after.content_redacted_at}, content_redacted_by_principal_type = ${after.content_redacted_by_principal_type},
-        content_redacted_by_principal_id = ${after.content_redacted_by_principal_id} ${addedRequest(request)}
+        content_redacted_by_principal_id = ${after.content_redacted_by_principal_id}
       where id = ${generation.id} and attempt = ${generation.attempt} and status in ('pending', 'in_progress', 'requires_action')
       returning id)`,
     sql.fragment`traced as (
@@ -372,6 +374,7 @@ export function settlementParts({
         ]
       : []),
     ...(step ? [sql.fragment`journalled as (${stepInsert(generation.id, step, guard)})`] : []),
+    ...requestCtes(generation, request, guard),
     ...(frames.length > 0 ? [sql.fragment`last_frames as (${frameRows(generation.id, frames, guard)})`] : []),
   ]
   // After the lock of the trace, which notified processes take too.

@@ -37,11 +37,16 @@ export async function findStepsAndFile(db: Queryable, generation: Pick<Generatio
   return { steps: found.steps.map(wireStep), file: found.file }
 }
 
-const sentRequestsRow = sql.type(z.object({ requests: z.array(z.string()).nullable() }))
+const stepRequestRow = sql.type(z.object({ n: z.int(), body: z.string().nullable() }))
 
-/** Returns the stored requests of a generation (`SentRequests`), oldest first; null for none. */
-export const findSentRequests = (db: Queryable, id: string): Promise<readonly string[] | null> =>
-  db.maybeOneFirst(sentRequestsRow`select requests from generations where id = ${id}`)
+/** Returns the last stored request of the steps of a generation up to a step, or null. By the primary key. */
+export const findStepRequest = (
+  db: Queryable,
+  generationId: string,
+  step: number,
+): Promise<{ n: number; body: string | null } | null> =>
+  db.maybeOne(stepRequestRow`
+    select n, body from step_requests where generation_id = ${generationId} and n <= ${step}::int order by n desc limit 1`)
 
 /** A trace with its journalled steps and its file. */
 const TraceJournal = z.object({

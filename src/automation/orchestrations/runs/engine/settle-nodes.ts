@@ -81,6 +81,8 @@ const settlements = processSingleton(services =>
 )
 
 async function settleTogether(services: Services, ends: readonly NodeEnd[]): Promise<Settled[]> {
+  // Claims of a transaction that was rolled back.
+  for (const end of ends) end.following.length = 0
   try {
     const results = await services.write(tx => settleNodes(tx, services, ends))
     return results.map(value => ({ status: 'fulfilled', value }))
