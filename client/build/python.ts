@@ -2,6 +2,7 @@ import {
   type Branch,
   clientRoutes,
   contentOf,
+  type DescribedOperation,
   type Description,
   type Field,
   fieldsOf,
@@ -111,6 +112,7 @@ class Generator {
     if (query) parts.push(`query=${list(query)}`)
     if (project) parts.push('project=True')
     if (keyed === false) parts.push('keyed=False')
+    if (this.#isOpen(operation)) parts.push('is_open=True')
     if (isStream) {
       const { events, last, selected_by } = operation['x-stream']!
       const { resume, cancel } = streamOf(this.#description, this.#routes, route)
@@ -139,7 +141,7 @@ class Generator {
         ? [`content_type: Literal[${Object.keys(requestBody!.content).map(literal).join(', ')}]`]
         : []),
       ...others.filter(isRequired).map(typed),
-      ...(this.#isOpen(operation.requestBody?.content[JSON_TYPE]?.schema) ? ['body: Mapping[str, Any]'] : []),
+      ...(this.#isOpen(operation) ? ['body: Mapping[str, Any]'] : []),
       ...others.filter(each => !isRequired(each)).map(each => `${typed(each)} | Unset = UNSET`),
       'request_options: RequestOptions | None = None',
     ]
@@ -148,8 +150,9 @@ class Generator {
     return ['self', ...inPath.map(typed), '*', ...named]
   }
 
-  /** Whether a body has fields of any names. */
-  #isOpen(schema: Schema | undefined): boolean {
+  /** Whether the body has fields of any names. */
+  #isOpen({ requestBody }: DescribedOperation): boolean {
+    const schema = requestBody?.content[JSON_TYPE]?.schema
     return schema !== undefined && Boolean(resolve(this.#description, schema).additionalProperties)
   }
 

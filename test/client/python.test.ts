@@ -1,23 +1,93 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
+import { Muster } from '../../client/dist/index.js'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
 import { findPython, runPython, wheelFile } from '../support/python.ts'
 import { random } from '../support/random.ts'
 import { forSuite } from '../support/suite.ts'
-import { type Answer, json, refusal, startCutter, startScripted } from './support.ts'
+import { type Answer, events, json, type Request, refusal, startCutter, startScripted } from './support.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
 
 const HEAD = `import asyncio, io, json, sys
 import muster_client
 from muster_client import AsyncMuster, Muster, MusterError, NoAnswer, NotFound, WorkFailed
-import muster_client._http as http
-http.backoff = lambda tries: 0
+import muster_client._http as network
+network.backoff = lambda tries: 0
 def outcome(error):
     names = ("code", "status", "message", "hint", "request_id", "retry_after", "reason")
     return [type(error).__name__, {name: getattr(error, name) for name in names if hasattr(error, name)}]
 `
+
+/** A call of a method with the declared example. */
+type ExampleCall = {
+  words: string[]
+  args: Record<string, unknown>
+  /** The argument `body` of an operation whose body has fields of any names. */
+  open: { body?: Record<string, unknown> }
+  has_file: boolean
+}
+
+const QUERY_VALUES: Record<string, unknown> = {
+  boolean: true,
+  integer: 3,
+  number: 0.5,
+  array: ['a b', 'ü'],
+  object: { k: 'v' },
+}
+
+/** Returns a call of each method: all parameters of the path and the query, and the example of the body. */
+function examplesOfCalls(): ExampleCall[] {
+  const description = JSON.parse(fs.readFileSync(path.join(root, 'client/openapi.json'), 'utf8'))
+  const { commands } = JSON.parse(fs.readFileSync(path.join(root, 'client/commands.json'), 'utf8'))
+  const operations = Object.values<any>(description.paths).flatMap(each => Object.values<any>(each))
+  return commands.flatMap(({ id, words, fields, open }: any) => {
+    const { requestBody, 'x-stream': stream } = operations.find(each => each.operationId === id)
+    const content = requestBody?.content ?? {}
+    const selector = stream?.selected_by?.name
+    const example = content['application/json']?.example ?? content['multipart/form-data']?.example ?? {}
+    const outside = fields.filter((each: any) => each.in !== 'body').map((each: any) => each.name)
+    const args: Record<string, unknown> = {}
+    for (const { name, in: part, type } of fields)
+      if (part === 'path') args[name] = `${name}/../?#%2e ü`
+      else if (part === 'query' && name !== selector) args[name] = QUERY_VALUES[type] ?? 'a b&c=ü'
+    const body = Object.entries(example).filter(([name]) => name !== selector && name !== 'file')
+    if (!open) for (const [name, value] of body) args[outside.includes(name) ? `body_${name}` : name] = value
+    if (requestBody && !content['application/json'] && !content['multipart/form-data']) args.content_type = 'text/csv'
+    const call = {
+      words,
+      args,
+      // A field of such a body may have the name of a parameter of the path.
+      open: open ? { body: { ...Object.fromEntries(body), [outside[0]]: 'same' } } : {},
+      has_file: requestBody !== undefined && !content['application/json'],
+    }
+    return selector ? [call, { ...call, words: [...words.slice(0, -1), `${words.at(-1)}_stream`] }] : [call]
+  })
+}
+
+/** Returns what a request says, without the order of its query and the boundary of a form. */
+async function plain({ method, url, headers, body }: Request) {
+  const { pathname, searchParams } = new URL(url, 'http://localhost')
+  const type = headers['content-type']?.split(';')[0]
+  const isForm = type === 'multipart/form-data'
+  const parts = isForm
+    ? [...(await new Response(body, { headers: { 'content-type': headers['content-type']! } }).formData())]
+    : []
+  const files = parts.map(async ([name, value]) =>
+    typeof value === 'string' ? [name, value] : [name, value.name, value.type, await value.text()],
+  )
+  return {
+    method,
+    pathname,
+    query: [...searchParams].sort(([a], [b]) => a.localeCompare(b)),
+    type,
+    accept: headers.accept,
+    isKeyed: 'idempotency-key' in headers,
+    authorization: headers.authorization,
+    body: isForm ? await Promise.all(files) : type === 'application/json' ? JSON.parse(body) : body,
+  }
+}
 
 describe('the Python client', function () {
   this.timeout(120_000)
@@ -63,54 +133,86 @@ print(json.dumps([first(), asyncio.run(second())]))`,
     }
   }
 
-  it('has a method for each operation, in both forms, that accepts the declared example', async () => {
-    const description = JSON.parse(fs.readFileSync(path.join(root, 'client/openapi.json'), 'utf8'))
-    const { commands } = JSON.parse(fs.readFileSync(path.join(root, 'client/commands.json'), 'utf8'))
-    const operations = Object.values<any>(description.paths).flatMap(each => Object.values<any>(each))
-    const calls = commands.map(({ id, words, fields, open }: any) => {
-      const { requestBody, 'x-stream': stream } = operations.find(each => each.operationId === id)
-      const content = requestBody?.content ?? {}
-      const example = content['application/json']?.example ?? content['multipart/form-data']?.example ?? {}
-      const outside = fields.filter((each: any) => each.in !== 'body').map((each: any) => each.name)
-      const args: Record<string, unknown> = {}
-      for (const { name, in: part, required } of fields)
-        if (part === 'path' || (part === 'query' && required)) args[name] = 'id'
-      const known = fields.map((each: any) => each.name)
-      for (const [name, value] of Object.entries(example)) {
-        const flat = outside.includes(name) ? `body_${name}` : name
-        if (name === stream?.selected_by?.name) continue
-        if (open && !known.includes(flat)) args.body = { ...(args.body as object), [name]: value }
-        else args[flat] = value
-      }
-      if (requestBody && !content['application/json']) args.file = 'x'
-      if (requestBody && !content['application/json'] && !content['multipart/form-data']) args.content_type = 'text/csv'
-      return {
-        words: words.map((each: string) => each.replaceAll('-', '_')),
-        args,
-        streams: stream?.selected_by != null,
-      }
-    })
-    assert.ok(calls.length > 480)
-    const problems = await runScript(
-      `import inspect, keyword
-muster, other = Muster("http://localhost"), AsyncMuster("http://localhost")
+  it('has a method for each operation, in both forms, that sends the request of the TypeScript client', async () => {
+    const calls = examplesOfCalls()
+    assert.ok(calls.length > 500, String(calls.length))
+    const answer = refusal(404, 'RESOURCE_NOT_FOUND')
+    const servers = await Promise.all([startScripted(answer), startScripted(answer), startScripted(answer)])
+    try {
+      const problems = await runScript(
+        `import inspect, keyword
 safe = lambda name: name + "_" if keyword.iskeyword(name) else name
+snake = lambda word: word.replace("-", "_")
 problems = []
-for call in json.load(sys.stdin):
-    for client in (muster, other):
-        for last in [call["words"][-1]] + ([call["words"][-1] + "_stream"] if call["streams"] else []):
+def start(client, call):
+    target = client
+    for word in call["words"]:
+        target = getattr(target, safe(snake(word)))
+    files = {"file": b"x"} if call["has_file"] else {}
+    return target(**{safe(name): value for name, value in {**call["args"], **call["open"], **files}.items()})
+def first():
+    muster = Muster(sys.argv[1], "sk_secret")
+    for call in calls:
+        try:
+            result = start(muster, call)
+            result.page() if hasattr(result, "page") else list(result)
+            problems.append([call["words"], "no request"])
+        except NotFound:
+            pass
+        except Exception as error:
+            problems.append([call["words"], repr(error)])
+async def second():
+    async with AsyncMuster(sys.argv[2], "sk_secret") as muster:
+        for call in calls:
             try:
-                target = client
-                for word in call["words"][:-1] + [last]:
-                    target = getattr(target, safe(word))
-                inspect.signature(target).bind(**{safe(name): value for name, value in call["args"].items()})
-            except (AttributeError, TypeError) as error:
-                problems.append([call["words"], str(error)])
+                result = start(muster, call)
+                if hasattr(result, "page"):
+                    await result.page()
+                elif inspect.isawaitable(result):
+                    await result
+                else:
+                    [each async for each in result]
+                problems.append([call["words"], "no request"])
+            except NotFound:
+                pass
+            except Exception as error:
+                problems.append([call["words"], repr(error)])
+calls = json.load(sys.stdin)
+first()
+asyncio.run(second())
 print(json.dumps(problems))`,
-      [],
-      JSON.stringify(calls),
-    )
-    assert.deepEqual(problems, [])
+        servers.map(({ url }) => url),
+        JSON.stringify(calls),
+      )
+      assert.deepEqual(problems, [])
+      const muster = new Muster({ baseUrl: servers[2].url, token: 'sk_secret' })
+      for (const { words, args, open, has_file } of calls) {
+        const names = words.map(word => word.replace(/[-_](\w)/g, (_, letter: string) => letter.toUpperCase()))
+        const [group, method] = [names.slice(0, -1), names.at(-1) as string]
+        const target = group.reduce((node: any, name) => node[name], muster)
+        // Fields of any names follow the others; a name that the path has too gets a prefix.
+        const fields = Object.entries(open.body ?? {}).map(([name, value]) => [
+          name in args ? `body_${name}` : name,
+          value,
+        ])
+        const given = { ...args, ...Object.fromEntries(fields), ...(has_file ? { file: new Blob(['x']) } : {}) }
+        const sent = async () => {
+          const result = target[method](given)
+          if ('page' in result) await result.page()
+          else if ('then' in result) await result
+          else for await (const _ of result);
+        }
+        await assert.rejects(sent, { code: 'RESOURCE_NOT_FOUND' }, words.join(' '))
+      }
+      const [first, second, expected] = await Promise.all(
+        servers.map(({ requests }) => Promise.all(requests.map(plain))),
+      )
+      for (const [index, { words }] of calls.entries())
+        for (const requests of [first, second]) assert.deepEqual(requests[index], expected[index], words.join(' '))
+      assert.deepEqual([first.length, second.length, expected.length], Array(3).fill(calls.length))
+    } finally {
+      for (const server of servers) await server.close()
+    }
   })
 
   it('has types whose references exist, and is marked as typed', async () => {
@@ -188,6 +290,50 @@ print(json.dumps({"count": len(found), "marked": "muster_client/py.typed" in nam
     assert.deepEqual([login.requests.length, login.requests[0].headers['idempotency-key']], [1, undefined])
   })
 
+  it('repeats a streamed POST before its first event with one key, and never an upload that was read', async () => {
+    const server = await startScripted(
+      { destroy: true },
+      refusal(503, 'SERVICE_NOT_READY'),
+      events(['completed', { id: 'gen_1' }]),
+      { destroy: true },
+    )
+    try {
+      const result = await runScript(
+        `import muster_client._calls as calls
+calls.backoff = lambda tries: 0
+muster = Muster(sys.argv[1], "sk_secret")
+turn = muster.agents.generate_stream("a", prompt="x").result()
+try:
+    muster.files.upload(file=io.BytesIO(b"x"), filename="a")
+except NoAnswer as error:
+    print(json.dumps([turn, error.reason]))`,
+        [server.url],
+      )
+      assert.deepEqual(result, [{ id: 'gen_1' }, 'network'])
+      const keys = server.requests.map(({ headers }) => headers['idempotency-key'])
+      assert.deepEqual([keys.length, new Set(keys.slice(0, 3)).size, keys[3]], [4, 1, undefined])
+      assert.match(String(keys[0]), /^[0-9a-f]{32}$/)
+    } finally {
+      await server.close()
+    }
+  })
+
+  it('stays below the path of the operation, whatever the arguments are', async () => {
+    const { result, requests } = await both('muster.actors.get("../keys/?a=b#c%2e%2e")', json({ id: 'a' }))
+    assert.deepEqual(result, ['ok', { id: 'a' }])
+    assert.deepEqual(
+      requests.map(({ url }) => url),
+      ['/api/v1/actors/..%2Fkeys%2F%3Fa%3Db%23c%252e%252e'],
+    )
+    const refused = await runScript(`def attempt(given):
+    try:
+        Muster("http://127.0.0.1:1", max_retries=0).actors.get(given)
+    except Exception as error:
+        return type(error).__name__
+print(json.dumps([attempt(given) for given in ("", ".", "..", None)]))`)
+    assert.deepEqual(refused, Array(4).fill('TypeError'))
+  })
+
   it('waits as Retry-After says, at most 60 seconds, and for a request under the same key', async () => {
     const waited = await both(
       'muster.actors.get("a")',
@@ -214,15 +360,26 @@ print(json.dumps({"count": len(found), "marked": "muster_client/py.typed" in nam
       json({ id: 'b' }),
     )
     assert.deepEqual([moved.result, moved.requests[1].url], [['ok', { id: 'b' }], '/api/v1/actors/b'])
-    for (const [call, location] of [
-      ['muster.actors.get("a")', 'http://127.0.0.1:1/x'],
-      ['muster.actors.create(name="a")', '/x'],
-    ]) {
-      const refused = await both(call, { status: 307, headers: { location } })
-      assert.deepEqual(
-        [refused.result[0], refused.result[1].reason, refused.requests.length],
-        ['NoAnswer', 'redirect', 1],
-      )
+    const other = await startScripted(json({ id: 'b' }))
+    const { host } = new URL(other.url)
+    try {
+      for (const [call, location] of [
+        ['muster.actors.get("a")', `http://${host}/x`],
+        ['muster.actors.get("a")', `//${host}/x`],
+        ['muster.actors.get("a")', `https://${host}/x`],
+        ['muster.actors.get("a")', `http://127.0.0.1@${host}/x`],
+        ['muster.actors.create(name="a")', '/x'],
+      ]) {
+        const refused = await both(call, { status: 307, headers: { location } })
+        assert.deepEqual(
+          [refused.result[0], refused.result[1].reason, refused.requests.length],
+          ['NoAnswer', 'redirect', 1],
+          location,
+        )
+      }
+      assert.deepEqual(other.requests, [])
+    } finally {
+      await other.close()
     }
   })
 

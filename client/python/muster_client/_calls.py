@@ -118,17 +118,17 @@ class Operation(NamedTuple):
     stream: Optional[Stream] = None
     #: Argument that selects the stream.
     selector: Optional[str] = None
+    #: Whether the argument ``body`` has the fields, which are of any names; otherwise it is a field itself.
+    is_open: bool = False
 
 
 def arguments_of(given: Args) -> Args:
     """Returns the fields among the local variables of a method. A name that Python reserves has an underscore after it."""
-    skipped = ("self", "request_options", "body")
-    fields = {
+    return {
         (name[:-1] if name.endswith("_") else name): value
         for name, value in given.items()
-        if name not in skipped and value is not UNSET
+        if name not in ("self", "request_options") and value is not UNSET
     }
-    return {**(given.get("body") or {}), **fields}
 
 
 def options_of(given: Optional[RequestOptions]) -> Options:
@@ -156,6 +156,10 @@ def _text(value: Any) -> str:
     return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
 def _query(values: Args) -> str:
     """Returns values as a query: lists repeat the name, objects have the form ``name[key]=value``, None counts as absent."""
     pairs: List[Tuple[str, str]] = []
@@ -177,9 +181,9 @@ def request_of(operation: Operation, given: Args, project: Optional[str], accept
     in_path = _names_in(operation.path)
     outside = None if operation.body == "none" else [*in_path, *operation.query]
     query: Args = {}
-    body: Args = {}
+    body: Args = dict(args["body"]) if operation.is_open else {}
     for name, value in args.items():
-        if name in in_path:
+        if name in in_path or (operation.is_open and name == "body"):
             continue
         if outside is None or name in outside:
             query[name] = value
@@ -196,7 +200,7 @@ def request_of(operation: Operation, given: Args, project: Optional[str], accept
         content, is_one_way = _content(body["file"])
         headers = {"content-type": body.get("content_type", "application/octet-stream")}
         return request._replace(headers=headers, body=content, is_one_way=is_one_way)
-    return request._replace(headers={"content-type": "application/json"}, body=json.dumps(body).encode())
+    return request._replace(headers={"content-type": "application/json"}, body=_json(body).encode())
 
 
 def _content(file: FileInput) -> Tuple[Body, bool]:
@@ -228,7 +232,7 @@ def _form(request: Outgoing, fields: Args) -> Outgoing:
 
     texts = {key: value for key, value in fields.items() if key != "file" and value is not None}
     head = "".join(
-        part(f'name="{quoted(key)}"', f"\r\n{value if isinstance(value, str) else json.dumps(value)}\r\n")
+        part(f'name="{quoted(key)}"', f"\r\n{value if isinstance(value, str) else _json(value)}\r\n")
         for key, value in texts.items()
     ) + part(f'name="file"; filename="{quoted(name)}"', "Content-Type: application/octet-stream\r\n\r\n")
     tail = f"\r\n--{boundary}--\r\n"
