@@ -191,7 +191,7 @@ function source(tree: Branch<Method>, isAsync: boolean): string {
   const prefix = isAsync ? 'Async' : ''
   const classes: string[] = []
   const argument = isAsync ? 'connection, threads' : 'connection'
-  const typed = isAsync ? 'connection: Connection, threads: Threads' : 'connection: Connection'
+  const typed = isAsync ? 'connection: Connection, threads: ThreadsByKind' : 'connection: Connection'
   const define = (name: string, branch: Branch<Method>, doc: string): void => {
     const groups = [...branch].filter((entry): entry is [string, Branch<Method>] => entry[1] instanceof Map)
     const methods = [...branch].filter((entry): entry is [string, Method] => !(entry[1] instanceof Map))
@@ -210,7 +210,7 @@ function source(tree: Branch<Method>, isAsync: boolean): string {
   }
   define(`${prefix}Modules`, tree, 'All methods of the client.')
   const runtime = isAsync
-    ? `from ._asynchronous import AsyncDownload, AsyncEventStream, AsyncItemList, AsyncResource, Threads
+    ? `from ._asynchronous import AsyncDownload, AsyncEventStream, AsyncItemList, AsyncResource, ThreadsByKind
 from ._calls import UNSET, FileInput, RequestOptions, Unset`
     : 'from ._calls import UNSET, Download, EventStream, FileInput, ItemList, RequestOptions, Resource, Unset'
   return `${HEAD}"""Methods of the ${isAsync ? 'asynchronous' : 'synchronous'} client."""

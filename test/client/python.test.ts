@@ -420,6 +420,52 @@ print(json.dumps([first, len(idle)]))`,
     }
   })
 
+  it('has threads for calls and for cancels while all threads of streams wait', async () => {
+    const server = await startScripted(res => {
+      const { url = '' } = res.req
+      if (url.endsWith('/slow')) return
+      if (url.endsWith('/generate')) {
+        res.writeHead(200, { 'content-type': 'text/event-stream' })
+        res.write('id: 1\nevent: started\ndata: {"generation_id":"gen_1"}\n\n')
+      } else res.writeHead(200, { 'content-type': 'application/json' }).end('{"id":"a"}')
+    })
+    try {
+      const result = await runScript(
+        `async def main():
+    async with AsyncMuster(sys.argv[1], "sk_secret", max_threads=2) as muster:
+        streams = [muster.agents.generate_stream("a", prompt="x") for _ in range(2)]
+        readers = [stream.__aiter__() for stream in streams]
+        for reader in readers:
+            await reader.__anext__()
+        waiting = [asyncio.ensure_future(reader.__anext__()) for reader in readers]
+        await asyncio.sleep(0)
+        async def within(work):
+            await asyncio.wait_for(work, 10)
+        try:
+            await within(muster.actors.get("a"))
+            waiting += [asyncio.ensure_future(muster.actors.get("slow")) for _ in range(2)]
+            await asyncio.sleep(0)
+            await within(streams[0].cancel())
+            await within(streams[0].close())
+            return "done"
+        except asyncio.TimeoutError:
+            return "late"
+        finally:
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+print(json.dumps(asyncio.run(main())))`,
+        [server.url],
+      )
+      assert.equal(result, 'done')
+      assert.ok(
+        server.requests.some(({ method, url }) => `${method} ${url}` === 'POST /api/v1/generations/gen_1/cancel'),
+      )
+    } finally {
+      await server.close()
+    }
+  })
+
   describe('with the service', () => {
     const app: SessionApp = forSuite(startSessionApp)
 

@@ -30,7 +30,7 @@ _END: Any = object()
 
 
 class Threads:
-    """Runs blocking work in threads. A stream occupies one while it waits for an event."""
+    """Threads for blocking work of one kind."""
 
     def __init__(self, count: int) -> None:
         self._executor = ThreadPoolExecutor(count, "muster")
@@ -52,6 +52,20 @@ class Threads:
 
     def close(self) -> None:
         self._executor.shutdown(wait=False)
+
+
+class ThreadsByKind:
+    """Threads of a client by kind, so that none waits for another kind: a cancel is needed when the others are busy."""
+
+    def __init__(self, count: int) -> None:
+        self.calls = Threads(count)
+        #: A stream occupies a thread while it waits for an event.
+        self.streams = Threads(count)
+        self.cancels = Threads(count)
+
+    def close(self) -> None:
+        for threads in (self.calls, self.streams, self.cancels):
+            threads.close()
 
 
 class AsyncItemList(Generic[Item, Page]):
@@ -86,7 +100,7 @@ class AsyncEventStream(Generic[Event, Result]):
     Ending the reading does not end the work: ``cancel()`` does. Use it in ``async with``, or read it to its end.
     """
 
-    def __init__(self, threads: Threads, stream: EventStream[Event, Result]) -> None:
+    def __init__(self, threads: ThreadsByKind, stream: EventStream[Event, Result]) -> None:
         self._threads = threads
         #: The stream in its synchronous form, with ``on_unknown``.
         self.stream = stream
@@ -99,7 +113,7 @@ class AsyncEventStream(Generic[Event, Result]):
 
     def __aiter__(self) -> AsyncIterator[Event]:
         """Yields the events; a second iteration continues the first."""
-        return self._threads.iterate(iter(self.stream), self.stream.abort)
+        return self._threads.streams.iterate(iter(self.stream), self.stream.abort)
 
     async def text(self) -> AsyncIterator[str]:
         """Yields the text of a reply in pieces. After a lost worker, the pieces of the current step come again."""
@@ -119,11 +133,11 @@ class AsyncEventStream(Generic[Event, Result]):
 
     async def cancel(self) -> None:
         """Cancels the work, if its stream has started."""
-        await self._threads.run(self.stream.cancel, lambda: None)
+        await self._threads.cancels.run(self.stream.cancel, lambda: None)
 
     async def close(self) -> None:
         """Ends the reading."""
-        await self._threads.run(self.stream.close, lambda: None)
+        self.stream.close()
 
 
 class AsyncDownload:
@@ -164,19 +178,19 @@ class AsyncDownload:
 class AsyncResource:
     """A group of methods."""
 
-    def __init__(self, connection: Connection, threads: Threads) -> None:
+    def __init__(self, connection: Connection, threads: ThreadsByKind) -> None:
         self._connection = connection
         self._threads = threads
 
     async def _call(self, operation: Operation, given: Args) -> Any:
         args, options, control = arguments_of(given), options_of(given["request_options"]), Control()
-        return await self._threads.run(
+        return await self._threads.calls.run(
             lambda: call(self._connection, operation, args, options, control), control.abort
         )
 
     def _list(self, operation: Operation, given: Args) -> AsyncItemList[Any, Any]:
         options = options_of(given["request_options"])
-        return AsyncItemList(self._threads, ItemList(self._connection, operation, arguments_of(given), options))
+        return AsyncItemList(self._threads.calls, ItemList(self._connection, operation, arguments_of(given), options))
 
     def _stream(self, operation: Operation, given: Args) -> AsyncEventStream[Any, Any]:
         options = options_of(given["request_options"])
@@ -184,7 +198,7 @@ class AsyncResource:
 
     async def _download(self, operation: Operation, given: Args) -> AsyncDownload:
         args, options, control = arguments_of(given), options_of(given["request_options"]), Control()
-        content = await self._threads.run(
+        content = await self._threads.calls.run(
             lambda: download(self._connection, operation, args, options, control), control.abort
         )
-        return AsyncDownload(self._threads, content)
+        return AsyncDownload(self._threads.calls, content)

@@ -6,7 +6,7 @@ import ssl
 from typing import Optional
 
 from ._async import AsyncModules
-from ._asynchronous import Threads
+from ._asynchronous import ThreadsByKind
 from ._http import Connection, Token
 from ._sync import Modules
 
@@ -52,7 +52,7 @@ class Muster(Modules):
 class AsyncMuster(AsyncModules):
     """Client of a deployment for ``asyncio``. Parameters as of :class:`Muster`.
 
-    :param max_threads: requests and streams that may wait for the service at once
+    :param max_threads: calls that may wait for the service at once, and streams as many again
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class AsyncMuster(AsyncModules):
             Connection(
                 base_url, token, project=project, timeout=timeout, max_retries=max_retries, ssl_context=ssl_context
             ),
-            Threads(max_threads),
+            ThreadsByKind(max_threads),
         )
 
     async def __aenter__(self) -> AsyncMuster:
