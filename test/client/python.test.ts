@@ -1,11 +1,15 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
+import http from 'node:http'
+import https from 'node:https'
+import net from 'node:net'
 import path from 'node:path'
 import { Muster } from '../../client/dist/index.js'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
 import { findPython, runPython, wheelFile } from '../support/python.ts'
 import { random } from '../support/random.ts'
 import { forSuite } from '../support/suite.ts'
+import { cert, key, TLS_HOST } from '../support/tls.ts'
 import { type Answer, events, json, type Request, refusal, startCutter, startScripted } from './support.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
@@ -318,6 +322,30 @@ except NoAnswer as error:
     }
   })
 
+  it('sends no request with a line break in a header, and shows no value of one', async () => {
+    const server = await startScripted(json({ id: 'a' }))
+    try {
+      const results = await runScript(
+        `muster = Muster(sys.argv[1], "sk_secret")
+def attempt(options):
+    try:
+        return muster.actors.create(name="a", request_options=options)
+    except Exception as error:
+        return [type(error).__name__, repr(error)]
+print(json.dumps([attempt(options) for value in ("secret\\r\\nx-other: 1", "secret\\n continued", "secret\\r", "secret\\0")
+    for options in ({"headers": {"X-Mine": value}}, {"idempotency_key": value}, {"if_match": value})]))`,
+        [server.url],
+      )
+      assert.deepEqual([results.length, server.requests.length], [12, 0])
+      for (const [name, text] of results) {
+        assert.equal(name, 'ValueError')
+        assert.doesNotMatch(text, /secret/)
+      }
+    } finally {
+      await server.close()
+    }
+  })
+
   it('stays below the path of the operation, whatever the arguments are', async () => {
     const { result, requests } = await both('muster.actors.get("../keys/?a=b#c%2e%2e")', json({ id: 'a' }))
     assert.deepEqual(result, ['ok', { id: 'a' }])
@@ -464,6 +492,112 @@ print(json.dumps(asyncio.run(main())))`,
     } finally {
       await server.close()
     }
+  })
+
+  describe('on networks', () => {
+    /** Removes the proxies of this machine, then sets some. */
+    const withProxies = (proxies: Record<string, string>) => `import os, socket, ssl
+for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+    del os.environ[name]
+os.environ.update(${JSON.stringify(proxies)})
+def attempt(url, **options):
+    try:
+        return Muster(url, "sk_secret", max_retries=0, **options).actors.get("a")
+    except Exception as error:
+        return [*outcome(error), repr(error)]
+`
+    const service = https.createServer({ key, cert }, (req, res) => {
+      tokens.push(req.headers.authorization)
+      res.writeHead(200, { 'content-type': 'application/json' }).end('{"id":"a"}')
+    })
+    let tokens: (string | undefined)[]
+    const proxy = http.createServer()
+    let heads: [target: string, headers: http.IncomingHttpHeaders][]
+    const portOf = (server: net.Server) => (server.address() as net.AddressInfo).port
+    before(async () => {
+      proxy.on('connect', (req, client) => {
+        heads.push([req.url as string, req.headers])
+        if (req.headers['proxy-authorization'] === undefined)
+          return client.end('HTTP/1.1 407 Proxy Authentication Required\r\n\r\n')
+        const upstream = net.connect(portOf(service), '127.0.0.1', () => {
+          client.write('HTTP/1.1 200 OK\r\n\r\n')
+          client.pipe(upstream).pipe(client)
+        })
+        for (const each of [client, upstream]) each.on('error', () => upstream.destroy())
+      })
+      for (const server of [service, proxy]) await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
+    })
+    beforeEach(() => {
+      tokens = []
+      heads = []
+    })
+    after(() => {
+      for (const server of [service, proxy]) {
+        server.close()
+        server.closeAllConnections()
+      }
+    })
+
+    it('verifies certificates and names, and sends the token to no service that it cannot verify', async () => {
+      const result = await runScript(
+        `${withProxies({})}
+socket.getaddrinfo = lambda host, port, *_, **__: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+trusting = ssl.create_default_context(cadata=sys.argv[2])
+print(json.dumps([attempt(f"https://{host}:{sys.argv[1]}", **options) for host, options in (
+    ("${TLS_HOST}", {"ssl_context": trusting}), ("${TLS_HOST}", {}), ("other.test", {"ssl_context": trusting}))]))`,
+        [String(portOf(service)), cert],
+      )
+      assert.deepEqual(result[0], { id: 'a' })
+      for (const refused of result.slice(1)) {
+        assert.deepEqual([refused[0], refused[1].reason], ['NoAnswer', 'network'])
+        assert.match(refused[2], /certificate verify failed/i)
+      }
+      assert.deepEqual(tokens, ['Bearer sk_secret'])
+    })
+
+    it('passes the proxy of the environment in a tunnel, which sees no token', async () => {
+      const address = `https://${TLS_HOST}:${portOf(service)}`
+      const open = `http://127.0.0.1:${portOf(proxy)}`
+      const script = (url: string) => `${withProxies({ HTTPS_PROXY: url })}
+context = ssl.create_default_context(cadata=sys.argv[2])
+print(json.dumps([attempt(sys.argv[1], ssl_context=context)]))`
+      const passed = await runScript(script(open.replace('://', '://me:a%20b@')), [address, cert])
+      assert.deepEqual([passed, tokens], [[{ id: 'a' }], ['Bearer sk_secret']])
+      const [[target, headers]] = heads
+      const credential = Buffer.from('me:a b').toString('base64')
+      assert.deepEqual([heads.length, target], [1, `${TLS_HOST}:${portOf(service)}`])
+      assert.equal(headers['proxy-authorization'], `Basic ${credential}`)
+      assert.equal(headers.authorization, undefined)
+      const [refused] = await runScript(script(open), [address, cert])
+      assert.deepEqual([refused[0], refused[1].reason], ['NoAnswer', 'network'])
+      assert.match(refused[2], /407/)
+      for (const url of ['socks5://127.0.0.1:1', 'https://127.0.0.1:1']) {
+        const [unknown] = await runScript(script(url), [address, cert])
+        assert.equal(unknown[0], 'ValueError', url)
+      }
+      assert.equal(tokens.length, 1)
+    })
+
+    it('requests plain addresses from the proxy, except the addresses in NO_PROXY', async () => {
+      const server = await startScripted(json({ id: 'a' }))
+      try {
+        const proxies = { HTTP_PROXY: server.url.replace('://', '://me:pw@'), NO_PROXY: '127.0.0.1' }
+        const result = await runScript(
+          `${withProxies(proxies)}print(json.dumps([attempt("http://muster.test/base"), attempt(sys.argv[1])]))`,
+          [server.url],
+        )
+        assert.deepEqual(result, [{ id: 'a' }, { id: 'a' }])
+        const [forwarded, direct] = server.requests
+        assert.deepEqual(
+          [forwarded.url, forwarded.headers.host],
+          ['http://muster.test/base/api/v1/actors/a', 'muster.test'],
+        )
+        assert.ok(forwarded.headers['proxy-authorization'])
+        assert.deepEqual([direct.url, direct.headers['proxy-authorization']], ['/api/v1/actors/a', undefined])
+      } finally {
+        await server.close()
+      }
+    })
   })
 
   describe('with the service', () => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import email.utils
 import http.client
 import json
@@ -14,8 +15,9 @@ import socket
 import ssl
 import threading
 import time
+import urllib.request
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, TypeVar, Union
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 from ._errors import MusterError, NoAnswer, NotFound, class_of
 from ._version import VERSION
@@ -234,14 +236,37 @@ class Exchange:
         self._connection.close()
 
 
+def _proxy_of(origin: SplitResult) -> Optional[SplitResult]:
+    """Returns the proxy that the environment or the system has for an origin, by the rules of ``urllib``."""
+    address = urllib.request.getproxies().get(origin.scheme)
+    if not address or urllib.request.proxy_bypass(origin.netloc):
+        return None
+    proxy = urlsplit(address if "://" in address else f"http://{address}")
+    if proxy.scheme != "http" or not proxy.hostname:
+        raise ValueError(f"the proxy of {origin.scheme} must have an http address")
+    return proxy
+
+
+def _proxy_headers(proxy: Optional[SplitResult]) -> Dict[str, str]:
+    if proxy is None or proxy.username is None:
+        return {}
+    credential = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return {"proxy-authorization": f"Basic {base64.b64encode(credential.encode()).decode()}"}
+
+
 class Pool:
-    """Connections to one origin that wait for a request."""
+    """Connections to one origin that wait for a request. TLS passes a proxy in a tunnel, which reads nothing of it."""
 
     def __init__(self, base_url: str, context: Optional[ssl.SSLContext]) -> None:
         parts = urlsplit(base_url)
         self._is_tls = parts.scheme == "https"
-        self._address = (parts.hostname or "", parts.port)
+        self._address = (parts.hostname or "", parts.port or (443 if self._is_tls else 80))
         self._context = context or (ssl.create_default_context() if self._is_tls else None)
+        self._proxy = _proxy_of(parts)
+        is_forwarded = self._proxy is not None and not self._is_tls
+        #: What a request has before its path, and its headers for a proxy that forwards it.
+        self.prefix = f"http://{parts.netloc}" if is_forwarded else ""
+        self.headers = _proxy_headers(self._proxy) if is_forwarded else {}
         self._idle: List[http.client.HTTPConnection] = []
         self._lock = threading.Lock()
 
@@ -254,12 +279,15 @@ class Pool:
             if not _is_dropped(connection):
                 return connection
             connection.close()
-        host, port = self._address
+        proxy = self._proxy
+        host, port = (proxy.hostname or "", proxy.port or 80) if proxy else self._address
         made = (
             http.client.HTTPSConnection(host, port, context=self._context)
             if self._is_tls
             else http.client.HTTPConnection(host, port)
         )
+        if proxy and self._is_tls:
+            made.set_tunnel(*self._address, headers=_proxy_headers(proxy))
         made.response_class = _Answer
         return made
 
@@ -300,8 +328,10 @@ class Connection:
         ssl_context: Optional[ssl.SSLContext],
     ) -> None:
         parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
-            raise ValueError("base_url must be an http or https address without credentials, query and fragment")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("base_url must be an http or https address")
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ValueError("base_url must have no credentials, query and fragment")
         self.base_url = base_url.rstrip("/")
         self.project = project
         self._origin = f"{parts.scheme}://{parts.netloc}"
@@ -338,7 +368,12 @@ class Connection:
             **({"idempotency-key": key} if key else {}),
             **({"if-match": options.if_match} if options.if_match else {}),
             **{name.lower(): value for name, value in options.headers.items()},
+            **self._pool.headers,
         }
+        # The standard library accepts a line break before a space, and has the value in its error.
+        for name, value in headers.items():
+            if re.search(r"[\r\n\0]", value):
+                raise ValueError(f"the header {name} has a line break")
         start = time.monotonic()
         tries = 0
         while True:
@@ -388,7 +423,7 @@ class Connection:
             try:
                 try:
                     target = urlsplit(url)
-                    path = target.path + (f"?{target.query}" if target.query else "")
+                    path = self._pool.prefix + target.path + (f"?{target.query}" if target.query else "")
                     response = exchange.send(outgoing.method, path, outgoing.body, headers)
                 except socket.timeout:
                     raise NoAnswer("timeout", f"no answer within {timeout:g} s") from None
