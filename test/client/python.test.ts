@@ -428,6 +428,23 @@ print(json.dumps(result))`)
     assert.doesNotMatch(text.join(), /sk_secret/)
   })
 
+  it('reports an answer that is not HTTP as no answer', async () => {
+    const server = net.createServer(socket => socket.on('error', () => {}).end('<!DOCTYPE HTML>\r\n\r\n'))
+    await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
+    try {
+      const result = await runScript(
+        `try:
+    Muster(sys.argv[1], max_retries=0).actors.get("a")
+except Exception as error:
+    print(json.dumps(outcome(error)))`,
+        [`http://127.0.0.1:${(server.address() as net.AddressInfo).port}`],
+      )
+      assert.deepEqual(result, ['NoAnswer', { reason: 'network', status: null }])
+    } finally {
+      server.close()
+    }
+  })
+
   it('keeps connections for the next request, and replaces those that the service has closed', async () => {
     const server = await startScripted(json({ id: 'a' }))
     try {

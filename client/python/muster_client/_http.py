@@ -131,7 +131,9 @@ class _Answer(http.client.HTTPResponse):
         try:
             super().begin()
         finally:
-            self.fp = file
+            # None: the standard library has closed the file, because of what it read.
+            if self.fp is not None:
+                self.fp = file
 
 
 class Exchange:
