@@ -12,6 +12,7 @@ export const identifier = (name: string): string => (KEYWORDS.has(name) ? `${nam
 
 const isIdentifier = (name: string): boolean => /^(?!__)[A-Za-z_]\w*$/.test(name) && !KEYWORDS.has(name)
 
+/** Returns a name of the API as the name of a type. */
 export const pascal = (name: string): string =>
   name.replace(/(?:^|[^A-Za-z0-9]+)([A-Za-z0-9])/g, (_, letter: string) => letter.toUpperCase())
 
@@ -23,7 +24,7 @@ const SCALARS: Record<string, string> = {
   null: 'None',
 }
 
-/** A text of Python. */
+/** Returns a scalar of JSON as Python. */
 export const literal = (value: unknown): string => {
   if (value === null) return 'None'
   if (typeof value === 'boolean') return value ? 'True' : 'False'
@@ -38,6 +39,7 @@ export const docstring = (text: string, indent: string): string => {
 
 type Reference = (type: string) => string
 
+/** The module of types, and annotations that refer to it. */
 export class PythonTypes {
   readonly #description: Description
   /** Definitions by name, in the order of the file. */
