@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { execFile, spawnSync } from 'node:child_process'
+import { execFile } from 'node:child_process'
 import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
@@ -20,9 +20,11 @@ import { eventTypes } from '#core/writes/events.ts'
 import { program } from '#operator/program.ts'
 import { OWN_COMMANDS } from '../../cli/src/own-commands.ts'
 import { Muster } from '../../client/dist/index.js'
+import { refusal, startScripted } from '../client/support.ts'
 import { startApp } from '../support/app.ts'
 import { openPage, startChromium, type Watched } from '../support/chromium.ts'
 import { populate } from '../support/populate.ts'
+import { findPython, runPython } from '../support/python.ts'
 import { forSuite } from '../support/suite.ts'
 
 type Json = Record<string, any>
@@ -331,7 +333,7 @@ describe('the documentation', function () {
       const isForm = operation.requestBody?.content['multipart/form-data'] !== undefined
       assert.deepEqual(
         samples.map(each => each.label),
-        ['curl', 'TypeScript', ...(isForm ? [] : ['Python']), 'CLI'],
+        ['curl', 'TypeScript', 'Python', 'CLI'],
         name,
       )
       const [curl, typescript] = samples.map(each => each.source)
@@ -392,52 +394,65 @@ describe('the documentation', function () {
     assert.ok(methods.size > 450, String(methods.size))
   })
 
-  it('has examples in Python that send the request of the example with curl', () => {
-    const described = samplesOf().filter(({ samples }) => samples.some(({ label }) => label === 'Python'))
+  it('has examples in Python that send the request of the example with curl', async function () {
+    const python = await findPython()
+    if (!python) return this.skip()
+    const described = samplesOf()
     const sources = described.map(({ samples }) => samples.find(({ label }) => label === 'Python')?.source)
-    // Runs each example with a recorder in place of the network.
-    const recorder = `
-import io, json, os, sys, urllib.request
-os.environ['MUSTER_TOKEN'] = 'test'
-open('returns.csv', 'w').write('file'), open('returns.md', 'w').write('file')
-sent = []
-def urlopen(request):
-    sent.append([request.get_method(), request.full_url, request.data and request.data.decode(), request.headers])
-    response = io.BytesIO(b'{}')
-    response.status = 204
-    return response
-urllib.request.urlopen = urlopen
-recorded, sys.stdout = sys.stdout, io.StringIO()
-for source in json.load(sys.stdin):
-    exec(source, {})
-json.dump(sent, recorded)`
+    const server = await startScripted(refusal(404, 'RESOURCE_NOT_FOUND'))
     const directory = mkdtempSync(path.join(tmpdir(), 'muster-python-'))
     try {
-      const { stdout, stderr } = spawnSync('python3', ['-c', recorder], {
-        cwd: directory,
-        input: JSON.stringify(sources),
-        encoding: 'utf8',
-        maxBuffer: 64 * 1024 * 1024,
-      })
-      assert.equal(stderr, '')
-      const sent = JSON.parse(stdout) as [string, string, string | null, Record<string, string>][]
+      const problems = await runPython(
+        python,
+        `import json, os, sys
+from muster_client import Muster, NotFound
+os.chdir(sys.argv[2])
+for name in ("returns.csv", "returns.md"):
+    with open(name, "w") as file:
+        file.write("file")
+muster = Muster(sys.argv[1], "test", max_retries=0)
+problems = []
+for source in json.load(sys.stdin):
+    try:
+        exec(source, {"muster": muster})
+        problems.append(source)
+    except NotFound:
+        pass
+    except Exception as error:
+        problems.append([source, repr(error)])
+print(json.dumps(problems))`,
+        [server.url, directory],
+        JSON.stringify(sources),
+      )
+      assert.deepEqual(problems, [])
+      assert.equal(server.requests.length, described.length)
       for (const [index, { operation, method, samples }] of described.entries()) {
         const words = wordsOf(samples[0].source)
-        const [sentMethod, url, body, headers] = sent[index]
+        const given = (flag: string) => words.filter((_, at) => words[at - 1] === flag)
+        const sent = server.requests[index]
+        const url = new URL(sent.url, 'https://muster.example')
+        // The client requests whole pages.
+        if (operation['x-paged']) url.searchParams.delete('limit')
         const name = operation.operationId as string
         assert.deepEqual(
-          [sentMethod, url],
+          [sent.method, url.href],
           [method.toUpperCase(), words.find(word => word.startsWith('https://'))],
           name,
         )
-        assert.equal(headers.Authorization, operation.security?.length === 0 ? undefined : 'Bearer test', name)
-        if (words.includes('-d'))
-          assert.deepEqual(JSON.parse(body ?? ''), JSON.parse(words[words.indexOf('-d') + 1]), name)
-        else assert.equal(body, words.includes('--data-binary') ? 'file' : null, name)
-        const type = words.find(word => word.startsWith('Content-Type: '))?.slice('Content-Type: '.length)
-        assert.equal(headers['Content-type'], type, name)
+        const type = sent.headers['content-type']
+        if (words.includes('-F')) {
+          const parts = [...(await new Response(sent.body, { headers: { 'content-type': type as string } }).formData())]
+          const texts = parts.map(([part, value]) => `${part}=${typeof value === 'string' ? value : `@${value.name}`}`)
+          assert.deepEqual(texts.sort(), given('-F').sort(), name)
+        } else if (words.includes('-d')) {
+          // The method that streams is another one.
+          const { [operation['x-stream']?.selected_by?.name]: _, ...body } = JSON.parse(given('-d')[0])
+          assert.deepEqual(JSON.parse(sent.body || '{}'), body, name)
+        } else assert.equal(sent.body, words.includes('--data-binary') ? 'file' : '', name)
+        if (words.includes('--data-binary')) assert.ok(words.includes(`Content-Type: ${type}`), name)
       }
     } finally {
+      await server.close()
       rmSync(directory, { recursive: true, force: true })
     }
     assert.ok(described.length > 450, String(described.length))
@@ -660,7 +675,7 @@ json.dump(sent, recorded)`
       await page.keyboard.press('ArrowLeft')
       assert.equal(await page.evaluate('document.activeElement.textContent'), 'Python')
       await page.goto(`${app.url}/docs/reference/files`)
-      // A form has no example in Python.
+      // A request without a method of the clients has only the example with curl.
       assert.deepEqual(await chosen(), new Set(['Python', 'curl']))
       assert.deepEqual(problems, [])
     })
@@ -695,7 +710,7 @@ json.dump(sent, recorded)`
       assert.equal(await page.locator('[role=search]').isVisible(), false)
       await page.getByRole('heading', { name: 'Versions and releases of agents' }).waitFor()
       await page.goto(`${app.url}/docs/reference/prices`)
-      for (const text of [/^curl /, /^const answer = await muster/, /^import /, /^muster /])
+      for (const text of [/^curl /, /^const answer = await muster/, /^answer = muster/, /^muster /])
         await page.locator('main pre', { hasText: text }).first().waitFor()
       assert.equal(await page.getByRole('tab').count(), 0)
       await page.goto(`${app.url}/docs/reference`)

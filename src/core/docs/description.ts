@@ -73,6 +73,7 @@ export type Route = { method: string; path: string; operation: DescribedOperatio
 
 export const JSON_TYPE = 'application/json'
 export const FORM = 'multipart/form-data'
+export const NDJSON = 'application/x-ndjson'
 
 /** Returns the operations in document order, without aliases of others. */
 export const routesOf = ({ paths }: Description): Route[] =>

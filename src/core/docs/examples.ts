@@ -6,16 +6,17 @@ import {
   type Description,
   FORM,
   JSON_TYPE,
+  NDJSON,
   parametersOf,
   type Route,
   resolve,
   type Schema,
 } from './description.ts'
-import { type PythonRequest, pythonOf } from './python.ts'
+import { pythonOf } from './python.ts'
 
 /**
- * Examples of a call with curl, the TypeScript client, Python and the command line, from the flat call and the declared
- * example.
+ * Examples of a call with curl, the clients of TypeScript and Python and the command line, from the flat call and the
+ * declared example.
  */
 
 export type CallExamples = { curl: string; typescript: string | null; python: string | null; cli: string | null }
@@ -218,28 +219,35 @@ function typescriptOf(route: Route, values: readonly Argument[], answer: Content
   return lines.join('\n')
 }
 
-/** Returns the request in Python; null for forms, which the standard library cannot write. */
-function requestInPython(
-  description: Description,
-  route: Route,
-  values: readonly Argument[],
-  base: string,
-): string | null {
-  const { method, path, operation } = route
+function callInPython(description: Description, route: Route, values: readonly Argument[], answer: Content): string {
+  const { operation } = route
   const content = operation.requestBody?.content ?? {}
-  if (FORM in content) return null
-  const answer = answerOf(description, operation)
-  const isStream = 'text/event-stream' in answer && !(JSON_TYPE in answer)
-  const [type] = Object.keys(content)
-  let body: PythonRequest['body']
-  if (JSON_TYPE in content) body = { json: content[JSON_TYPE].example }
-  else if (type) body = { file: fileFor(content), type }
+  const isOpen = Boolean(resolve(description, content[JSON_TYPE]?.schema ?? {}).additionalProperties)
+  const selector = operation['x-stream']?.selected_by?.name
+  const others = values.filter(
+    each => each.name !== selector && (each.in === 'query' || (each.in === 'body' && !isOpen)),
+  )
+  const file = isFile(route) ? fileFor(content) : undefined
+  const isStream = operation['x-stream'] && !operation['x-stream'].selected_by
+  const types = Object.keys(answer)
   return pythonOf({
-    method,
-    url: base + pathWith(path, values),
-    isPublic: operation.security?.length === 0,
-    body,
-    answer: isStream ? 'stream' : isDownload(answer) ? 'file' : JSON_TYPE in answer ? 'json' : 'nothing',
+    words: operation['x-command'] as string[],
+    path: values.filter(each => each.in === 'path').map(({ value }) => value),
+    named: {
+      ...(file && !(FORM in content) ? { content_type: Object.keys(content)[0] } : {}),
+      ...Object.fromEntries(others.map(({ name, value }) => [name, value])),
+      ...(isOpen ? { body: content[JSON_TYPE].example } : {}),
+    },
+    file,
+    answer: isStream
+      ? 'stream'
+      : operation['x-paged']
+        ? 'list'
+        : types.length === 0
+          ? 'nothing'
+          : NDJSON in answer || !(JSON_TYPE in answer)
+            ? 'download'
+            : 'record',
   })
 }
 
@@ -251,7 +259,7 @@ export function examplesOf(description: Description, route: Route, base: string)
   return {
     curl: curlOf(description, route, values, base),
     typescript: isCommand ? typescriptOf(route, values, answer) : null,
-    python: requestInPython(description, route, values, base),
+    python: isCommand ? callInPython(description, route, values, answer) : null,
     cli: isCommand ? cliOf(route, values, answer) : null,
   }
 }

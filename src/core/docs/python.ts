@@ -1,63 +1,77 @@
-/** Writes a request as Python with the standard library. */
+/** Writes a call as Python with its client. */
 
 const WIDTH = 100
 
-/** Returns a JSON value as Python, over several lines if it is long. */
+const KEYWORDS = new Set(
+  `False None True and as assert async await break class continue def del elif else except finally for from global if
+  import in is lambda nonlocal not or pass raise return try while with yield`.split(/\s+/),
+)
+
+/** Returns a name as the client has it: reserved words have an underscore after them. */
+const identifier = (name: string): string => {
+  const word = name.replaceAll('-', '_')
+  return KEYWORDS.has(word) ? `${word}_` : word
+}
+
+/** Joins items between brackets, over several lines if they are long. */
+function enclose(open: string, items: readonly string[], close: string, indent: string): string {
+  const line = `${open}${items.join(', ')}${close}`
+  if (line.length + indent.length <= WIDTH && !line.includes('\n')) return line
+  return `${open}\n${items.map(each => `${indent}    ${each},\n`).join('')}${indent}${close}`
+}
+
+/** Returns a JSON value as Python. */
 function literal(value: unknown, indent: string): string {
   if (value === null) return 'None'
   if (typeof value === 'boolean') return value ? 'True' : 'False'
-  if (typeof value === 'string')
-    return `'${JSON.stringify(value).slice(1, -1).replaceAll('\\"', '"').replaceAll("'", "\\'")}'`
   if (typeof value !== 'object') return JSON.stringify(value)
   const inner = `${indent}    `
-  const items = Array.isArray(value)
-    ? value.map(each => literal(each, inner))
-    : Object.entries(value).map(([key, each]) => `${literal(key, inner)}: ${literal(each, inner)}`)
-  const [open, close] = Array.isArray(value) ? '[]' : '{}'
-  const line = `${open}${items.join(', ')}${close}`
-  if (line.length + indent.length <= WIDTH && !line.includes('\n')) return line
-  return `${open}\n${items.map(each => `${inner}${each},\n`).join('')}${indent}${close}`
+  if (Array.isArray(value))
+    return enclose(
+      '[',
+      value.map(each => literal(each, inner)),
+      ']',
+      indent,
+    )
+  const items = Object.entries(value).map(([key, each]) => `${literal(key, inner)}: ${literal(each, inner)}`)
+  return enclose('{', items, '}', indent)
 }
 
-export type PythonRequest = {
-  method: string
-  url: string
-  isPublic: boolean
-  /** JSON of the body, or the file whose bytes are the body, with its type. */
-  body?: { json: unknown } | { file: string; type: string }
-  answer: 'json' | 'nothing' | 'file' | 'stream'
+/** A call of a method of the client. */
+export type PythonCall = {
+  words: readonly string[]
+  /** Arguments of the path in its order. */
+  path: readonly unknown[]
+  /** Other arguments by name. */
+  named: Readonly<Record<string, unknown>>
+  /** Name of the file that the call sends. */
+  file?: string
+  answer: 'record' | 'nothing' | 'list' | 'stream' | 'download'
 }
 
-const USES: Record<PythonRequest['answer'], readonly string[]> = {
-  json: ['    print(json.load(response))'],
-  nothing: ['    print(response.status)'],
-  file: ["    open('answer', 'wb').write(response.read())"],
-  stream: ['    for line in response:', "        print(line.decode(), end='')"],
+/** What the example has before and after the call. */
+const USES: Record<PythonCall['answer'], readonly [before: string, after: string, line?: string]> = {
+  record: ['answer = ', ''],
+  nothing: ['', ''],
+  list: ['for item in ', ':', 'print(item)'],
+  stream: ['for event in ', ':', 'print(event)'],
+  download: ['answer = ', '.read()'],
 }
 
-export function pythonOf({ method, url, isPublic, body, answer }: PythonRequest): string {
-  const headers = [
-    ...(isPublic ? [] : ["'Authorization': 'Bearer ' + os.environ['MUSTER_TOKEN']"]),
-    ...(body ? [`'Content-Type': '${'json' in body ? 'application/json' : body.type}'`] : []),
+/** Returns a call as Python, with the client in the variable `muster`. */
+export function pythonOf({ words, path, named, file, answer }: PythonCall): string {
+  const indent = file === undefined ? '' : '    '
+  const inner = `${indent}    `
+  const args = [
+    ...path.map(value => literal(value, inner)),
+    ...(file === undefined ? [] : ['file=file']),
+    ...Object.entries(named).map(([name, value]) => `${identifier(name)}=${literal(value, inner)}`),
   ]
-  const data =
-    body &&
-    ('json' in body ? `json.dumps(${literal(body.json, '    ')}).encode()` : `open('${body.file}', 'rb').read()`)
-  const modules = [
-    ...(answer === 'json' || (body && 'json' in body) ? ['json'] : []),
-    ...(isPublic ? [] : ['os']),
-    'urllib.request',
-  ]
+  const [before, after, line] = USES[answer]
+  const call = enclose(`${before}muster.${words.map(identifier).join('.')}(`, args, ')', indent)
   return [
-    `import ${modules.join(', ')}`,
-    '',
-    'request = urllib.request.Request(',
-    `    '${url}',`,
-    `    method='${method}',`,
-    ...(headers.length > 0 ? [`    headers={${headers.join(', ')}},`] : []),
-    ...(data ? [`    data=${data},`] : []),
-    ')',
-    'with urllib.request.urlopen(request) as response:',
-    ...USES[answer],
+    ...(file === undefined ? [] : [`with open("${file}", "rb") as file:`]),
+    `${indent}${call}${after}`,
+    ...(line === undefined ? [] : [`${inner}${line}`]),
   ].join('\n')
 }
