@@ -105,6 +105,8 @@ export const router = createRouter({
     return text && `?${text}`
   },
   defaultPreload: 'intent',
+  // What a person does in the view of one record does not continue in the view of another.
+  defaultRemountDeps: ({ params }) => params,
   defaultPendingComponent: Loading,
   defaultErrorComponent: Crashed,
   defaultNotFoundComponent: NotFound,

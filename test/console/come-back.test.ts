@@ -208,6 +208,85 @@ describe('coming back to the console', function () {
     assert.equal(await readable(page), '[{},{},""]')
   })
 
+  it('keeps unsent input by the record of the address, also where one record leads to the next', async () => {
+    const title = (name: string) => ({ project_id: suite.app.projectId, title: name })
+    const [one, other] = await Promise.all(
+      ['One', 'Other'].map(async name => (await suite.app.admin.post('/cases', title(name))).body.id as string),
+    )
+    const { page } = await open(`cases/${one}`)
+    const comment = page.getByLabel('Comment')
+    await heading(page, 'One')
+    await comment.fill('about one')
+    await go(page, at(`cases/${other}`))
+    await heading(page, 'Other')
+    assert.equal(await comment.inputValue(), '')
+    await comment.fill('about the other')
+    await go(page, at(`cases/${one}`))
+    await heading(page, 'One')
+    assert.equal(await comment.inputValue(), 'about one')
+    await go(page, at(`cases/${other}`))
+    await heading(page, 'Other')
+    assert.equal(await comment.inputValue(), 'about the other')
+  })
+
+  it('keeps unsent input of equal forms of a list by their row', async () => {
+    const { project_id, id } = (
+      await suite.app.admin.post('/cases', { project_id: suite.app.projectId, title: 'With evidence' })
+    ).body
+    assert.equal(project_id, suite.app.projectId)
+    for (const name of ['Receipt', 'Photo'])
+      await suite.app.admin.post(`/cases/${id}/evidence`, { name, kind: 'note', content: name })
+    const { page } = await open(`cases/${id}?tab=evidence`)
+    const withdraw = (name: string) =>
+      pressEnter(page.getByRole('row').filter({ hasText: name }).getByRole('button', { name: 'Withdraw' }))
+    const reason = page.getByRole('dialog').getByLabel('Reason')
+    await withdraw('Receipt')
+    await reason.fill('a copy')
+    await page.keyboard.press('Escape')
+    await page.getByRole('dialog').waitFor({ state: 'detached' })
+    await withdraw('Photo')
+    await reason.waitFor()
+    assert.equal(await reason.inputValue(), '')
+  })
+
+  it('keeps unsent input when the sign-in ends, until another user signs in', async () => {
+    const { page, context } = await open('playground')
+    const message = page.getByLabel('Message')
+    await message.fill('half a question')
+    // As another tab does after the idle time.
+    const other = await context.newPage()
+    await other.goto(`${suite.app.base}/app/config.json`)
+    await other.evaluate(`new BroadcastChannel('muster-session').postMessage({ kind: 'out', reason: 'idle' })`)
+    await page.getByText('there was no input').waitFor()
+    assert.match(await readable(page), /half a question/)
+    await page.getByRole('button', { name: 'Sign in' }).click()
+    await message.waitFor()
+    assert.equal(await message.inputValue(), 'half a question')
+    await suite.app.user('zoe', [allowing(suite.app.projectId)])
+    await context.clearCookies({ name: /console_refresh/ })
+    await page.reload()
+    await signIn(page, 'zoe')
+    await message.waitFor()
+    assert.equal(await message.inputValue(), '')
+    assert.doesNotMatch(await readable(page), /half a question/)
+  })
+
+  it('keeps the fields of a form that was sent after the sign-in had ended', async () => {
+    const { page } = await open('webhooks')
+    await pressEnter(page.getByRole('button', { name: 'New webhook' }).first())
+    const url = page.getByRole('dialog').getByLabel('URL')
+    await url.fill('https://example.com/late')
+    const { id } = (await suite.app.admin.get('/users?username=ada')).body.data[0]
+    const { data } = (await suite.app.admin.get(`/oauth/grants?user_id=${id}&client_id=muster-console`)).body
+    const newest = data.toSorted((a: any, b: any) => (a.created_at < b.created_at ? 1 : -1))[0]
+    await suite.app.admin.delete(`/oauth/grants/${newest.id}`)
+    await page.clock.install()
+    await page.clock.fastForward(10_000)
+    await url.press('Enter')
+    await page.getByText('Your sign-in has ended').waitFor()
+    assert.match(await readable(page), /example\.com\/late/)
+  })
+
   it('keeps the fields of a form but secrets, says so, and forgets them when they are discarded', async () => {
     const { page } = await open('webhooks')
     const create = () => pressEnter(page.getByRole('button', { name: 'New webhook' }).first())
@@ -276,26 +355,25 @@ describe('the playground without a worker', function () {
   })
 })
 
-/** Files with inputs whose content is no unsent work, and why. */
+/** Components with inputs whose content is no unsent work, and why. */
 const WITHOUT_DRAFT: Record<string, string> = {
-  'components/dataset-select.tsx': 'the name of a first dataset',
-  'components/list.tsx': 'a filter',
-  'components/policy-editor.tsx': 'an input of forms that keep it',
-  'components/provider-form.tsx': 'a key',
-  'components/simulation.tsx': 'a question',
-  'components/viewer.tsx': 'a search',
-  'inbox/approvals.tsx': 'a decision',
-  'session/gate.tsx': 'a password',
-  'shell/home.tsx': 'a name',
-  'views/automation/evidence.tsx': 'evidence, most of it files',
-  'views/content/search.tsx': 'a search',
-  'views/control/audit.tsx': 'a filter',
-  'views/control/receipt.tsx': 'an ID',
-  'views/control/webhook.tsx': 'a secret and a body to check',
-  'views/conversation/session-actions.tsx': 'a message that exists',
-  'views/conversation/sessions.tsx': 'a name',
-  'views/project/settings-account.tsx': 'a password',
-  'views/project/settings-project.tsx': 'the name of what is deleted',
+  'components/dataset-select.tsx useDatasetSelect': 'the name of a first dataset',
+  'components/list.tsx SearchField': 'a filter',
+  'components/policy-editor.tsx PolicyEditor': 'an input of forms that keep it',
+  'components/provider-form.tsx ProviderForm': 'a key',
+  'components/schema-form.tsx SchemaField': 'an input of a form that keeps it',
+  'components/simulation.tsx Simulation': 'a question',
+  'components/viewer.tsx Lines': 'a search',
+  'session/gate.tsx BootstrapForm': 'a password',
+  'shell/home.tsx ProjectForm': 'a name',
+  'views/automation/evidence.tsx EvidenceField': 'an input of forms that keep it',
+  'views/content/search.tsx Search': 'a search',
+  'views/control/audit.tsx Audit': 'a filter',
+  'views/control/receipt.tsx Receipt': 'an ID',
+  'views/control/webhook.tsx Signature': 'a secret and a body to check',
+  'views/conversation/sessions.tsx SessionForm': 'a name',
+  'views/project/settings-account.tsx Password': 'a password',
+  'views/project/settings-project.tsx DeleteForm': 'the name of what is deleted',
 }
 
 describe('the sources of the console', () => {
@@ -303,11 +381,13 @@ describe('the sources of the console', () => {
 
   it('keep what a person types by one hook', () => {
     const texts = /<(Textarea|JsonInput|TextInput|PasswordInput)\b/
-    const files = fs.globSync('**/*.tsx', { cwd: root })
-    const without = files.filter(name => {
-      const source = fs.readFileSync(path.join(root, name), 'utf8')
-      return texts.test(source) && !source.includes('useDraft')
-    })
+    const without = fs.globSync('**/*.tsx', { cwd: root }).flatMap(file =>
+      fs
+        .readFileSync(path.join(root, file), 'utf8')
+        .split(/^(?=(?:export )?(?:function|const) \w)/m)
+        .filter(component => texts.test(component) && !component.includes('useDraft'))
+        .map(component => `${file} ${component.match(/(?:function|const) (\w+)/)?.[1]}`),
+    )
     assert.deepEqual(without.toSorted(), Object.keys(WITHOUT_DRAFT).toSorted())
   })
 })

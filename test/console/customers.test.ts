@@ -83,6 +83,40 @@ describe('views of end users', function () {
     assert.deepEqual(problems, [])
   })
 
+  it('open a record by its ID where its view is below another record, of which one read has the address', async () => {
+    const { admin } = suite.app
+    const { actor, session } = await customer('Nina', 'crm-10')
+    const store = await post('/memory-stores', { project_id: project_id(), name: 'habits' })
+    await post('/memory-entries', { memory_store_id: store.id, actor_id: actor.id, content: 'Prefers coffee' })
+    const [memory] = (await admin.get(`/memories?memory_store_id=${store.id}`)).body.data
+    const trigger = await post('/triggers', {
+      project_id: project_id(),
+      name: 'Daily',
+      type: 'manual',
+      target_type: 'agent',
+      target_id: suite.app.agentId,
+      input: { message: 'Hello' },
+    })
+    const firing = await post(`/triggers/${trigger.id}/fire?wait=false`)
+    const [turn] = (await admin.get(`/generations?session_id=${session.id}`)).body.data
+    const [event] = (await admin.get(`/events?project_id=${project_id()}&limit=1`)).body.data
+    const { page, problems } = await open('start')
+    await heading(page, 'Getting started')
+    for (const [id, address] of [
+      [memory.id, `memory/${store.id}/${memory.id}`],
+      [firing.id, `triggers/${trigger.id}/firings/${firing.id}`],
+      [turn.trace_id, `traces/${turn.trace_id}`],
+      [event.id, `events/${event.id}`],
+    ]) {
+      await palette(page, id)
+      await marked(page, id)
+      await page.keyboard.press('Enter')
+      await page.waitForURL(`**/${address}`)
+      await page.getByRole('heading', { level: 1 }).waitFor()
+    }
+    assert.deepEqual(problems, [])
+  })
+
   it('offer nothing that the user may not list', async () => {
     await customer('Nora', 'crm-2')
     const { page } = await openAs(['projects:GetProject', 'agents:ListAgents'], 'agents')
@@ -118,6 +152,7 @@ describe('views of end users', function () {
     await pressEnter(page.getByRole('link', { name: 'Olga', exact: true }))
     await heading(page, 'Olga')
     await rows(page, 'Sessions').getByRole('link', { name: 'Olga asks' }).waitFor()
+    await rows(page, 'Sessions').locator(`a[href$="/agents/${suite.app.agentId}"]`).waitFor()
     await rows(page, 'Latest messages').getByRole('link', { name: 'Hello from Olga', exact: true }).waitFor()
     await rows(page, 'Facts').getByText('Prefers tea').waitFor()
     await page.getByRole('heading', { name: 'Usage of 30 days' }).waitFor()
@@ -199,7 +234,8 @@ describe('views of end users', function () {
     const row = (name: string) => rows(page, 'Sessions').filter({ hasText: `${name} asks` })
     await row('Rita').waitFor()
     assert.match(await row('Rita').innerText(), /Agent: echo: \[Rita\]: Hello from Rita/)
-    for (const text of ['crm-6', 'Helper']) assert.ok((await row('Rita').innerText()).includes(text), text)
+    await row('Rita').getByText('crm-6').waitFor()
+    for (const name of ['Rita', 'Helper']) await row('Rita').getByRole('link', { name, exact: true }).waitFor()
     const only = async (name: string) => {
       await eventually(async () => (await rows(page, 'Sessions').count()) === 1)
       await row(name).waitFor()
@@ -214,6 +250,32 @@ describe('views of end users', function () {
     await only('Rita')
     await go(page, at('sessions?time=day&actor=sven'))
     await only('Sven')
+    assert.deepEqual(problems, [])
+  })
+
+  it('are named with a link in the inbox and in Usage', async () => {
+    const { actor, session } = await customer('Uma', 'crm-11')
+    await post(`/sessions/${session.id}/attention`, { reason: 'angry' })
+    const { page, problems } = await openAs(
+      [
+        'exceptions:ListExceptions',
+        'sessions:ListSessions',
+        'usage:GetAggregate',
+        'actors:GetActor',
+        'agents:GetAgent',
+      ],
+      'inbox',
+    )
+    const people = page.getByRole('region', { name: 'Requests for a person' })
+    await people.getByRole('link', { name: 'Uma asks' }).waitFor()
+    await people.getByRole('link', { name: 'Helper' }).first().waitFor()
+    await pressEnter(people.getByRole('link', { name: 'Uma', exact: true }))
+    await page.waitForURL(`**/actors/${actor.id}`)
+    await go(page, at('usage?by=actor'))
+    await page.getByRole('link', { name: 'Uma', exact: true }).waitFor()
+    await page.getByText('crm-11', { exact: true }).waitFor()
+    await go(page, at('usage?by=agent'))
+    await page.getByRole('link', { name: 'Helper', exact: true }).waitFor()
     assert.deepEqual(problems, [])
   })
 

@@ -4,7 +4,7 @@ import { eventually } from '../support/app.ts'
 import { openPage } from '../support/chromium.ts'
 import { allowing } from '../support/oauth.ts'
 import { postedBy } from '../support/replies.ts'
-import { consoleSuite, go, signIn, violations } from './support.ts'
+import { consoleSuite, go, pressEnter, signIn, violations } from './support.ts'
 
 type Json = Record<string, any>
 
@@ -64,6 +64,7 @@ describe('decisions in the console', function () {
             execute: { method: 'POST', url: 'https://example.com/refund' },
           },
         },
+        { tool: { name: 'note', execute: { method: 'POST', url: 'https://example.com/note' } } },
       ],
     })
     agent_id = agent.id
@@ -78,11 +79,11 @@ describe('decisions in the console', function () {
 
   let count = 0
   /** An approval of a session in which a customer requested a refund. */
-  const proposed = async (): Promise<Json> => {
+  const proposed = async (name = 'refund'): Promise<Json> => {
     const n = ++count
     const session = await post('/sessions', { agent_id, actor: { external_id: `crm-${n}`, name: `Ann ${n}` } })
     const args = { amount: 40 + n, account: `DE-${n}` }
-    const script = [{ tool_calls: [{ name: 'refund', args }] }, { text: `It waits for a colleague ${n}.` }]
+    const script = [{ tool_calls: [{ name, args }] }, { text: `It waits for a colleague ${n}.` }]
     await post(`/sessions/${session.id}/messages`, { message: `@double ${JSON.stringify(script)}` })
     await post(`/sessions/${session.id}/generate?wait=true`)
     return eventually(async () => (await read(`/approvals?session_id=${session.id}`)).data[0])
@@ -108,16 +109,18 @@ describe('decisions in the console', function () {
     await watched.page.getByRole('article').first().waitFor()
     return { ...watched, sent }
   }
+  const readDrafts = (page: Page) => page.evaluate('JSON.stringify({ ...sessionStorage })')
   const endUndo = (page: Page) => page.evaluate('endUndo()')
   const card = (page: Page, index = 0) => page.getByRole('article').nth(index)
 
-  it('shows customer, agent, rule, last messages and the arguments as a form, and decides by keys alone', async () => {
+  it('shows end user, agent, rule, last messages and the arguments as a form, and decides by keys alone', async () => {
     const approval = await proposed()
     const { page, sent, problems } = await inboxOf('rosa')
     await page.keyboard.press('j')
     for (const text of [`Ann ${count}`, `crm-${count}`, 'Refund desk', `It waits for a colleague ${count}.`])
       await card(page).getByText(text, { exact: true }).waitFor()
-    await card(page).getByRole('link', { name: 'Refunds' }).waitFor()
+    for (const name of [`Ann ${count}`, 'Refund desk', 'Refunds'])
+      await card(page).getByRole('link', { name }).waitFor()
     await card(page).getByRole('region', { name: 'Rule' }).getByText('args.amount').waitFor()
     assert.deepEqual(await violations(page), [])
     await page.keyboard.press('e')
@@ -131,12 +134,170 @@ describe('decisions in the console', function () {
     await page.getByText('Leaving this page before sends nothing.').waitFor()
     assert.deepEqual(await violations(page), [])
     assert.deepEqual(sent, [])
+    assert.notEqual(await readDrafts(page), '{}')
     await endUndo(page)
     const { edited_arguments } = await decided(approval, 'approved')
     assert.deepEqual(edited_arguments, { amount: 7, account: approval.proposed_action.arguments.account })
     await page.getByText('Nothing waits for you').waitFor()
     assert.equal(sent.length, 1)
+    assert.equal(await readDrafts(page), '{}')
     assert.deepEqual(problems, [])
+  })
+
+  it('keeps the edits of each approval of one tool, and names the end user and the agent of each', async () => {
+    const approvals = [await proposed(), await proposed()]
+    const names = approvals.map((_, index) => `Ann ${count - 1 + index}`)
+    const { page, problems } = await inboxOf('rosa')
+    for (const [index, name] of names.entries()) {
+      await card(page, index).getByRole('link', { name, exact: true }).waitFor()
+      await card(page, index).getByRole('link', { name: 'Refund desk' }).waitFor()
+    }
+    await page.keyboard.press('e')
+    await card(page).getByLabel('Amount in euro').fill('7')
+    await pressEnter(card(page, 1).getByRole('button', { name: 'Edit' }))
+    const amount = card(page, 1).getByLabel('Amount in euro')
+    await amount.waitFor()
+    assert.equal(Number(await amount.inputValue()), approvals[1].proposed_action.arguments.amount)
+    await amount.fill('8')
+    await pressEnter(card(page, 1).getByRole('button', { name: 'Approve edited' }))
+    await card(page, 1).getByText(': sent in').waitFor()
+    await endUndo(page)
+    assert.equal((await decided(approvals[1], 'approved')).edited_arguments.amount, 8)
+    await pressEnter(card(page).getByRole('button', { name: 'Edit' }))
+    assert.equal(Number(await card(page).getByLabel('Amount in euro').inputValue()), 7)
+    assert.deepEqual(problems, [])
+  })
+
+  it('decides by no key while arguments are edited or a reason is entered', async () => {
+    await proposed()
+    await proposed()
+    const { page, problems } = await inboxOf('rosa')
+    await page.keyboard.press('e')
+    const cancel = card(page).getByRole('button', { name: 'Cancel' })
+    await cancel.focus()
+    await page.keyboard.press('a')
+    await page.keyboard.press('r')
+    assert.equal(await page.getByText(': sent in').count(), 0)
+    assert.equal(await page.getByRole('dialog').count(), 0)
+    // Nor by the decision on a selection, which would approve the unedited arguments.
+    await page.getByRole('checkbox', { name: 'All of this page' }).check()
+    await page.getByText('1 selected').waitFor()
+    await page.getByRole('checkbox', { name: 'All of this page' }).uncheck()
+    await pressEnter(cancel)
+    await page.keyboard.press('r')
+    const reject = page.getByRole('dialog').getByRole('button', { name: 'Reject' })
+    await reject.focus()
+    for (const key of ['a', 'j', 'u']) await page.keyboard.press(key)
+    assert.equal(await page.getByText(': sent in').count(), 0)
+    assert.ok(await reject.evaluate((button: any) => button.matches(':focus')))
+    assert.deepEqual(problems, [])
+  })
+
+  it('keeps edits and reasons until they were sent: over an undo, another view and a refusal', async () => {
+    const approval = await proposed()
+    const { page } = await inboxOf('rosa')
+    const amount = card(page).getByLabel('Amount in euro')
+    const edit = async (entered: string) => {
+      // The form of the parameters needs the context.
+      await card(page).getByRole('region', { name: 'Rule' }).waitFor()
+      await page.keyboard.press('e')
+      await amount.waitFor()
+      assert.equal(await amount.inputValue(), entered)
+    }
+    const approve = async () => {
+      await amount.press('Enter')
+      await card(page).getByText(': sent in').waitFor()
+    }
+    await page.keyboard.press('r')
+    await page.getByLabel('Reason').fill('not ours')
+    await page.keyboard.press('Enter')
+    await card(page).getByText('not ours').waitFor()
+    await page.keyboard.press('u')
+    await page.keyboard.press('r')
+    await page.getByLabel('Reason').waitFor()
+    assert.equal(await page.getByLabel('Reason').inputValue(), 'not ours')
+    await page.keyboard.press('Escape')
+    await page.getByRole('dialog').waitFor({ state: 'detached' })
+    await edit(String(approval.proposed_action.arguments.amount))
+    await amount.fill('7')
+    await approve()
+    await page.keyboard.press('u')
+    await edit('7')
+    await approve()
+    await go(page, at('start'))
+    await page.getByRole('article').waitFor({ state: 'detached' })
+    await go(page, at('inbox'))
+    await card(page).getByRole('button', { name: 'Approve', exact: true }).waitFor()
+    await edit('7')
+    await amount.fill('')
+    await approve()
+    await endUndo(page)
+    await page.getByRole('alert').filter({ hasText: 'Not decided: refund' }).waitFor()
+    await edit('')
+    await amount.fill('7')
+    await approve()
+    await endUndo(page)
+    assert.equal((await decided(approval, 'approved')).edited_arguments.amount, 7)
+    await page.getByText('Nothing waits for you').waitFor()
+    assert.equal(await readDrafts(page), '{}')
+  })
+
+  it('keeps arguments that are edited as JSON over a reload', async () => {
+    await proposed('note')
+    const { page, problems } = await inboxOf('rosa')
+    await page.keyboard.press('e')
+    const json = card(page).getByLabel('Arguments', { exact: true })
+    await json.fill('{"amount": 7}')
+    await page.reload()
+    await card(page).getByRole('button', { name: 'Edit' }).waitFor()
+    await page.keyboard.press('e')
+    await card(page).getByText('did not send').waitFor()
+    assert.equal(await json.inputValue(), '{"amount": 7}')
+    await pressEnter(card(page).getByRole('button', { name: 'Cancel' }))
+    assert.equal(await readDrafts(page), '{}')
+    assert.deepEqual(problems, [])
+  })
+
+  it('shows the code of each refusal of a decision on several', async () => {
+    const [first, second] = [await proposed(), await proposed()]
+    const allow = (action: string[], resource: string) => ({ effect: 'Allow', action, resource: [resource] })
+    const { projectId } = suite.app
+    await suite.app.user('una', [
+      {
+        statement: [
+          allow(['approvals:ListApprovals', 'approvals:GetApproval'], `srn:${projectId}:*:*`),
+          allow(['approvals:ResolveApproval'], `srn:${projectId}:approval:${first.id}`),
+        ],
+      },
+    ])
+    const { page } = await inboxOf('una')
+    await page.getByRole('checkbox', { name: 'All of this page' }).check()
+    await page.getByRole('button', { name: 'Approve selected' }).click()
+    await endUndo(page)
+    await decided(first, 'approved')
+    await page
+      .getByRole('alert')
+      .filter({ hasText: 'Not decided: refund' })
+      .getByText('FORBIDDEN', { exact: true })
+      .waitFor()
+    assert.equal(await statusOf(second), 'pending')
+  })
+
+  it('does not scroll sideways on a phone, with the context of an approval and its form', async () => {
+    await proposed()
+    const { page } = await inboxOf('rosa')
+    await page.setViewportSize({ width: 360, height: 800 })
+    const isNarrow = async (what: string) =>
+      assert.equal(await page.evaluate('document.documentElement.scrollWidth'), 360, what)
+    await card(page).getByRole('region', { name: 'Rule' }).waitFor()
+    await card(page).getByText(`It waits for a colleague ${count}.`, { exact: true }).waitFor()
+    await isNarrow('context')
+    await page.keyboard.press('e')
+    await card(page).getByLabel('Amount in euro').fill('7')
+    await isNarrow('form')
+    await page.keyboard.press('Enter')
+    await card(page).getByText(': sent in').waitFor()
+    await isNarrow('decision')
   })
 
   it('undoes a decision, and sends nothing of the view that is left', async () => {

@@ -252,7 +252,8 @@ describe('the console in a browser', function () {
     const { data } = (await suite.app.admin.get(`/sessions/${id}/messages`)).body
     assert.deepEqual(
       data.map(({ origin }: { origin: string }) => origin),
-      ['operator'],
+      // The note of the handback.
+      ['operator', 'system'],
     )
     assert.deepEqual(problems, [])
   })
@@ -427,7 +428,7 @@ describe('the console in a browser', function () {
     assert.equal(await focused(), 'Skip to content')
     await page.keyboard.press('Control+k')
     await eventually(async () =>
-      String(await page.evaluate('document.activeElement.outerHTML')).includes('Type to find'),
+      String(await page.evaluate('document.activeElement.outerHTML')).includes('View, project, agent'),
     )
     await page.keyboard.type('inb')
     await page.keyboard.press('Enter')

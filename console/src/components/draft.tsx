@@ -1,3 +1,4 @@
+import { useMatch } from '@tanstack/react-router'
 import { createContext, type Dispatch, type SetStateAction, useContext, useEffect, useRef, useState } from 'react'
 import { draftKey, readDraft, writeDraft } from '#session/drafts.ts'
 
@@ -23,8 +24,9 @@ export type Draft<T> = {
  */
 export function useDraft<T>(name: string, initial: T, stored: (value: T) => T = value => value): Draft<T> {
   const scope = useContext(DraftScope)
+  const address = useMatch({ strict: false, select: ({ pathname }) => pathname })
   const [first] = useState(initial)
-  const [key] = useState(() => (scope === null ? null : draftKey(scope, name)))
+  const [key] = useState(() => (scope === null ? null : draftKey(address, scope, name)))
   const [found] = useState(() => (key === null ? undefined : (readDraft(key) as T | undefined)))
   const [value, setValue] = useState(found ?? first)
   useEffect(() => {

@@ -1,14 +1,7 @@
 import { Anchor } from '@mantine/core'
 import { Link, useRouter } from '@tanstack/react-router'
+import { RECORD_VIEWS } from './record-views.ts'
 import { visible } from './text.tsx'
-
-/** Paths of the views of records whose view is not named by the plural of their kind. */
-const PATHS: Record<string, string> = {
-  generation: 'traces',
-  orchestration_run: 'runs',
-  policy: 'policies',
-  playbook_execution: 'executions',
-}
 
 /** The ID or name of a record, as a link where the console has a view of its kind. */
 export function EntityLink({
@@ -24,8 +17,7 @@ export function EntityLink({
   name?: string
 }) {
   const { routesByPath } = useRouter()
-  const path = PATHS[kind] ?? `${kind.replaceAll('_', '-')}s`
-  const prefix = `/p/$projectId/${path}/$`
+  const prefix = `/p/$projectId/${RECORD_VIEWS[kind]?.path}/$`
   const view = Object.keys(routesByPath).find(each => each.startsWith(prefix) && !each.includes('/', prefix.length))
   const className = name === undefined ? 'mono' : undefined
   if (!view) return <span className={className}>{visible(name ?? id)}</span>

@@ -7,6 +7,7 @@ import { every } from '#api.ts'
 import type { Choice } from '#choices.ts'
 import type { Operation } from '#projects.ts'
 import * as strings from '#strings.ts'
+import { DraftScope } from './draft.tsx'
 import { type Filters, useFilters } from './filters.ts'
 import { Loaded, NothingMatches } from './states.tsx'
 import { visible } from './text.tsx'
@@ -141,17 +142,19 @@ export function ListView<Row>({
                   <TableHead titles={columns.map(({ title }) => title)} />
                   <Table.Tbody>
                     {data.map(row => (
-                      <Table.Tr key={keyOf(row)}>
-                        {columns.map(({ title, cell, isWide }) => (
-                          <Table.Td
-                            key={title}
-                            className={isWide ? 'wide' : undefined}
-                            data-title={isWide || !title ? undefined : title}
-                          >
-                            {cell(row)}
-                          </Table.Td>
-                        ))}
-                      </Table.Tr>
+                      <DraftScope key={keyOf(row)} value={keyOf(row)}>
+                        <Table.Tr>
+                          {columns.map(({ title, cell, isWide }) => (
+                            <Table.Td
+                              key={title}
+                              className={isWide ? 'wide' : undefined}
+                              data-title={isWide || !title ? undefined : title}
+                            >
+                              {cell(row)}
+                            </Table.Td>
+                          ))}
+                        </Table.Tr>
+                      </DraftScope>
                     ))}
                   </Table.Tbody>
                 </Table>

@@ -2,6 +2,7 @@ import { Badge, Box, Card, Group, Text } from '@mantine/core'
 import type { SessionMessage } from '@muster/client'
 import { type ReactNode, Suspense } from 'react'
 import * as strings from '#strings.ts'
+import { DraftScope } from './draft.tsx'
 import { onDemand } from './on-demand.tsx'
 import { visible, When } from './text.tsx'
 
@@ -9,11 +10,11 @@ const Markdown = onDemand(async () => (await import('./markdown.tsx')).default)
 
 /** A message of a conversation. */
 export function MessageCard({
-  message: { role, origin, content, parts, author_name, created_at },
+  message: { document_id, role, origin, content, parts, author_name, created_at },
   menu,
   children,
 }: {
-  message: Pick<SessionMessage, 'role' | 'origin' | 'content' | 'parts' | 'created_at'> & {
+  message: Pick<SessionMessage, 'document_id' | 'role' | 'origin' | 'content' | 'parts' | 'created_at'> & {
     author_name?: string | null
   }
   menu?: ReactNode
@@ -35,7 +36,7 @@ export function MessageCard({
               <When at={created_at} />
             </Text>
           </Group>
-          {menu}
+          <DraftScope value={document_id}>{menu}</DraftScope>
         </Group>
         {content && (
           <Suspense fallback={<Text className="wrap">{visible(content)}</Text>}>

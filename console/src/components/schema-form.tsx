@@ -154,6 +154,7 @@ export function SchemaForm({
   suggestions = {},
   submitLabel = strings.save,
   isReadOnly,
+  isSentLater,
   isPending,
   error,
   onSubmit,
@@ -177,6 +178,8 @@ export function SchemaForm({
   submitLabel?: string
   /** Whether the fields are only shown. */
   isReadOnly?: boolean
+  /** Whether unsent input is kept after the form was submitted, because it is sent later. */
+  isSentLater?: boolean
   isPending?: boolean
   error?: unknown
   onSubmit: (values: Values) => void
@@ -224,7 +227,7 @@ export function SchemaForm({
     }
     setWrong(problems)
     if (Object.keys(problems).length > 0) return
-    draft.submit()
+    if (!isSentLater) draft.submit()
     onSubmit(values)
   }
   const cancel = () => {
@@ -249,14 +252,7 @@ export function SchemaForm({
       }}
     >
       <Stack gap="md">
-        {draft.isRestored && Object.keys(draft.value).length > 0 && (
-          <Group gap="sm" role="status">
-            <Text size="sm" c="dimmed">
-              {strings.form.restored}
-            </Text>
-            <TextButton onClick={() => draft.setValue({})}>{strings.form.discard}</TextButton>
-          </Group>
-        )}
+        {draft.isRestored && Object.keys(draft.value).length > 0 && <Restored onDiscard={() => draft.setValue({})} />}
         {fields.map(({ name, field, input, isRequired }, index) => (
           <SchemaField
             key={name}
@@ -283,6 +279,18 @@ export function SchemaForm({
         )}
       </Stack>
     </form>
+  )
+}
+
+/** Says that a form contains input that was not sent. */
+export function Restored({ onDiscard }: { onDiscard: () => void }) {
+  return (
+    <Group gap="sm" role="status">
+      <Text size="sm" c="dimmed">
+        {strings.form.restored}
+      </Text>
+      <TextButton onClick={onDiscard}>{strings.form.discard}</TextButton>
+    </Group>
   )
 }
 

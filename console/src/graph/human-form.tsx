@@ -3,6 +3,7 @@ import { type OrchestrationNode, parseExactJson, type RequiredAction } from '@mu
 import { submitHumanInput } from '@muster/client/operations'
 import { api } from '#api.ts'
 import { type Stale, useAction } from '#components/actions.tsx'
+import { DraftScope } from '#components/draft.tsx'
 import { type ObjectSchema, SchemaForm, type Values } from '#components/schema-form.tsx'
 import { visible } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
@@ -85,14 +86,16 @@ export function HumanForm({
     onDone,
   })
   return (
-    <SchemaForm
-      schema={schema}
-      submitLabel={submitLabel}
-      isPending={answer.isPending}
-      error={answer.error}
-      onSubmit={values => answer.mutate(values)}
-      onCancel={onCancel}
-    />
+    <DraftScope value={`${runId}-${nodeId}`}>
+      <SchemaForm
+        schema={schema}
+        submitLabel={submitLabel}
+        isPending={answer.isPending}
+        error={answer.error}
+        onSubmit={values => answer.mutate(values)}
+        onCancel={onCancel}
+      />
+    </DraftScope>
   )
 }
 

@@ -1,9 +1,10 @@
-import { Anchor, Stack, Text } from '@mantine/core'
+import { Stack, Text } from '@mantine/core'
 import type { Approval, ApprovalContext } from '@muster/client'
 import { getApprovalContext } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
-import { Link } from '@tanstack/react-router'
 import { api } from '#api.ts'
+import { EndUserLink } from '#components/end-user-link.tsx'
+import { EntityLink } from '#components/entity-link.tsx'
 import { Facts } from '#components/record.tsx'
 import { Loaded } from '#components/states.tsx'
 import { visible, When } from '#components/text.tsx'
@@ -29,21 +30,37 @@ export function DecisionContext({ row, query }: { row: Approval; query: ReturnTy
         <Stack gap="sm">
           <Facts
             facts={[
-              [texts.customer, actor && <NameOf key="actor" {...actor} />],
+              [
+                texts.endUser,
+                actor && (
+                  <EndUserLink
+                    key="actor"
+                    entry={{ actor_id: actor.id, actor_name: actor.name, actor_external_id: actor.external_id }}
+                  />
+                ),
+              ],
               [
                 texts.agent,
                 agent && (
-                  <RecordAnchor key="agent" to={`/p/${row.project_id}/agents/${agent.id}`}>
-                    {agent.name ?? agent.id}
-                  </RecordAnchor>
+                  <EntityLink
+                    key="agent"
+                    kind="agent"
+                    id={agent.id}
+                    projectId={row.project_id}
+                    name={agent.name ?? undefined}
+                  />
                 ),
               ],
               [
                 texts.guardrail,
                 guardrail && (
-                  <RecordAnchor key="guardrail" to={`/p/${row.project_id}/guardrails/${guardrail.id}`}>
-                    {strings.guardrails.version(guardrail.name, guardrail.version)}
-                  </RecordAnchor>
+                  <EntityLink
+                    key="guardrail"
+                    kind="guardrail"
+                    id={guardrail.id}
+                    projectId={row.project_id}
+                    name={strings.guardrails.version(guardrail.name, guardrail.version)}
+                  />
                 ),
               ],
             ]}
@@ -62,25 +79,6 @@ export function DecisionContext({ row, query }: { row: Approval; query: ReturnTy
     </Loaded>
   )
 }
-
-function NameOf({ name, external_id }: NonNullable<ApprovalContext['actor']>) {
-  return (
-    <>
-      <Text>{visible(name)}</Text>
-      {external_id && (
-        <Text size="sm" c="dimmed">
-          {visible(external_id)}
-        </Text>
-      )}
-    </>
-  )
-}
-
-const RecordAnchor = ({ to, children }: { to: string; children: string }) => (
-  <Anchor component={Link} to={to} underline="always">
-    {visible(children)}
-  </Anchor>
-)
 
 function LastMessages({ messages }: { messages: NonNullable<ApprovalContext['messages']> }) {
   return (

@@ -1,11 +1,12 @@
 import { Alert, Badge, Button, Card, Checkbox, Group, Modal, Stack, Text, TextInput } from '@mantine/core'
 import { useHotkeys, useInterval } from '@mantine/hooks'
-import type { Approval } from '@muster/client'
+import type { Approval, ApprovalEntry } from '@muster/client'
 import { approveApproval, listApprovals } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '#api.ts'
+import { DraftScope, useDraft } from '#components/draft.tsx'
 import { FieldChanges } from '#components/field-changes.tsx'
 import { useFilters } from '#components/filters.ts'
 import { Pages, pageOf } from '#components/list.tsx'
@@ -17,7 +18,8 @@ import { usePermissions, useProjectId } from '#projects.ts'
 import * as strings from '#strings.ts'
 import { DecisionContext, useApprovalContext } from './approval-context.tsx'
 import { ArgumentsForm } from './arguments-form.tsx'
-import { type PendingDecision, type Refusal, useDecisions } from './decide.ts'
+import { type PendingDecision, type Refusal, scopeOf, useDecisions } from './decide.ts'
+import { Involved } from './involved.tsx'
 import { InboxSection } from './section.tsx'
 import { ROWS, useApprovals } from './waiting.ts'
 
@@ -54,13 +56,13 @@ export function Approvals() {
 const focusOn = (id: string) => document.getElementById(`approval-${id}`)?.focus()
 
 /** The row that keys act on: a row that leaves the list gives its place to the next. */
-function useCurrentRow(rows: Approval[]) {
+function useCurrentRow(rows: ApprovalEntry[]) {
   const [current, setCurrent] = useState({ id: '', index: 0 })
   const found = rows.findIndex(({ id }) => id === current.id)
   const at = found >= 0 ? found : Math.max(0, Math.min(current.index, rows.length - 1))
   return {
     at,
-    row: rows[at] as Approval | undefined,
+    row: rows[at] as ApprovalEntry | undefined,
     setCurrent,
     goTo(index: number) {
       const next = Math.min(Math.max(index, 0), rows.length - 1)
@@ -71,36 +73,44 @@ function useCurrentRow(rows: Approval[]) {
   }
 }
 
-function ApprovalList({ rows, total, mayDecide }: { rows: Approval[]; total: number; mayDecide: boolean }) {
+function ApprovalList({ rows, total, mayDecide }: { rows: ApprovalEntry[]; total: number; mayDecide: boolean }) {
   const [selected, setSelected] = useState<string[]>([])
-  const [rejected, setRejected] = useState<Approval[] | null>(null)
+  const [rejected, setRejected] = useState<ApprovalEntry[] | null>(null)
   const [editedId, setEditedId] = useState<string | null>(null)
   const { pending, refused, decide, undo, dismiss } = useDecisions()
   const { at, row: current, setCurrent, goTo } = useCurrentRow(rows)
   const decisionOn = (id: string) => pending.find(each => each.rows.some(row => row.id === id))
   const open = rows.filter(({ id }) => !decisionOn(id))
-  const chosen = open.filter(({ id }) => selected.includes(id))
+  const edited = open.find(({ id }) => id === editedId)
+  // The form of edited arguments decides on them.
+  const selectable = open.filter(row => row !== edited)
+  const chosen = selectable.filter(({ id }) => selected.includes(id))
 
   /** Decides, and goes to the next row that is still open. */
-  const decideOn = (decided: Approval[], terms: Omit<Parameters<typeof decide>[0], 'rows'>) => {
+  const decideOn = (decided: ApprovalEntry[], terms: Omit<Parameters<typeof decide>[0], 'rows'>) => {
     decide({ rows: decided, ...terms })
     setSelected([])
-    setEditedId(null)
-    const isOpen = (row: Approval) => !decided.includes(row) && open.includes(row)
+    if (decided.some(({ id }) => id === editedId)) setEditedId(null)
+    const isOpen = (row: ApprovalEntry) => !decided.includes(row) && open.includes(row)
     const from = Math.max(...decided.map(row => rows.indexOf(row)))
     const next = rows.findIndex((row, index) => index > from && isOpen(row))
     if (next >= 0) goTo(next)
   }
-  const onKey = (act: (row: Approval) => void) => () => {
-    if (mayDecide && current && !decisionOn(current.id)) act(current)
+  /** Keys act on the list, never on what a dialog covers; while arguments are edited, their form decides. */
+  const inList = (act: () => void) => (event: KeyboardEvent) => {
+    if (!rejected && !(event.target as Element).closest('[aria-modal=true]')) act()
   }
+  const onKey = (act: (row: ApprovalEntry) => void) =>
+    inList(() => {
+      if (mayDecide && !edited && current && !decisionOn(current.id)) act(current)
+    })
   useHotkeys([
-    ['j', () => goTo(at + 1)],
-    ['k', () => goTo(at - 1)],
+    ['j', inList(() => goTo(at + 1))],
+    ['k', inList(() => goTo(at - 1))],
     ['a', onKey(row => decideOn([row], { status: 'approved' }))],
     ['r', onKey(row => setRejected([row]))],
     ['e', onKey(row => isEditable(row) && setEditedId(row.id))],
-    ['u', () => undo()],
+    ['u', inList(() => undo())],
   ])
   // Refused decisions remain on screen without approvals.
   if (total === 0 && refused.length === 0) return null
@@ -108,7 +118,7 @@ function ApprovalList({ rows, total, mayDecide }: { rows: Approval[]; total: num
     <InboxSection title={strings.inbox.approvals} count={total}>
       {mayDecide && rows.length > 0 && (
         <Selection
-          open={open}
+          open={selectable}
           chosen={chosen}
           onSelect={setSelected}
           onApprove={() => decideOn(chosen, { status: 'approved' })}
@@ -124,21 +134,22 @@ function ApprovalList({ rows, total, mayDecide }: { rows: Approval[]; total: num
         <RefusedDecision key={each.row.id} refusal={each} onClose={() => dismiss(each.row.id)} />
       ))}
       {rows.map((row, index) => (
-        <ApprovalCard
-          key={row.id}
-          row={row}
-          isCurrent={index === at}
-          isSelected={selected.includes(row.id)}
-          isEdited={editedId === row.id}
-          decision={decisionOn(row.id)}
-          mayDecide={mayDecide}
-          onCurrent={() => setCurrent({ id: row.id, index })}
-          onSelect={isOn => setSelected(isOn ? [...selected, row.id] : selected.filter(id => id !== row.id))}
-          onEdit={isOn => setEditedId(isOn ? row.id : null)}
-          onApprove={edited => decideOn([row], { status: 'approved', edited })}
-          onReject={() => setRejected([row])}
-          onUndo={undo}
-        />
+        <DraftScope key={row.id} value={scopeOf([row])}>
+          <ApprovalCard
+            row={row}
+            isCurrent={index === at}
+            isSelected={selected.includes(row.id)}
+            isEdited={row === edited}
+            decision={decisionOn(row.id)}
+            mayDecide={mayDecide}
+            onCurrent={() => setCurrent({ id: row.id, index })}
+            onSelect={isOn => setSelected(isOn ? [...selected, row.id] : selected.filter(id => id !== row.id))}
+            onEdit={isOn => setEditedId(isOn ? row.id : null)}
+            onApprove={edits => decideOn([row], { status: 'approved', edited: edits })}
+            onReject={() => setRejected([row])}
+            onUndo={undo}
+          />
+        </DraftScope>
       ))}
       <RejectModal
         rows={rejected}
@@ -241,7 +252,7 @@ function ApprovalCard({
   onReject,
   onUndo,
 }: {
-  row: Approval
+  row: ApprovalEntry
   isCurrent: boolean
   isSelected: boolean
   isEdited: boolean
@@ -276,7 +287,7 @@ function ApprovalCard({
           {mayDecide && (
             <Checkbox
               checked={isSelected}
-              disabled={decision !== undefined}
+              disabled={decision !== undefined || isEdited}
               onChange={event => onSelect(event.currentTarget.checked)}
               aria-label={strings.inbox.select(name)}
             />
@@ -302,7 +313,7 @@ function ApprovalCard({
             {strings.inbox.impact}: {visible(row.predicted_impact)}
           </Text>
         )}
-        {isCurrent && <DecisionContext row={row} query={context} />}
+        {isCurrent ? <DecisionContext row={row} query={context} /> : <Involved entry={row} />}
         {proposed &&
           (isEdited && !context.isLoading ? (
             <ArgumentsForm
@@ -480,33 +491,42 @@ function RejectModal({
   onClose,
   onReject,
 }: {
-  rows: Approval[] | null
+  rows: ApprovalEntry[] | null
   onClose: () => void
-  onReject: (rows: Approval[], reason: string) => void
+  onReject: (rows: ApprovalEntry[], reason: string) => void
 }) {
-  const [reason, setReason] = useState('')
   return (
     <Modal opened={rows !== null} onClose={onClose} title={strings.inbox.reject}>
-      <form
-        onSubmit={event => {
-          event.preventDefault()
-          if (!rows || !reason.trim()) return
-          onReject(rows, reason.trim())
-          setReason('')
-        }}
-      >
-        <Stack gap="md">
-          <TextInput
-            label={strings.inbox.reason}
-            description={strings.inbox.reasonHelp}
-            value={reason}
-            onChange={event => setReason(event.currentTarget.value)}
-            required
-            data-autofocus
-          />
-          <Button type="submit">{strings.inbox.reject}</Button>
-        </Stack>
-      </form>
+      {rows && (
+        <DraftScope value={scopeOf(rows)}>
+          <RejectForm onReject={reason => onReject(rows, reason)} />
+        </DraftScope>
+      )}
     </Modal>
+  )
+}
+
+/** The reason of a rejection, which is kept until the rejection was sent. */
+function RejectForm({ onReject }: { onReject: (reason: string) => void }) {
+  const { value: reason, setValue: setReason } = useDraft('reason', '')
+  return (
+    <form
+      onSubmit={event => {
+        event.preventDefault()
+        if (reason.trim()) onReject(reason.trim())
+      }}
+    >
+      <Stack gap="md">
+        <TextInput
+          label={strings.inbox.reason}
+          description={strings.inbox.reasonHelp}
+          value={reason}
+          onChange={event => setReason(event.currentTarget.value)}
+          required
+          data-autofocus
+        />
+        <Button type="submit">{strings.inbox.reject}</Button>
+      </Stack>
+    </form>
   )
 }

@@ -1,8 +1,8 @@
 import { Button, Group, JsonInput, Stack } from '@mantine/core'
 import type { ApprovalContext } from '@muster/client'
-import { useState } from 'react'
+import { useDraft } from '#components/draft.tsx'
 import { FieldChanges } from '#components/field-changes.tsx'
-import { type ObjectSchema, parseObject, SchemaForm, type Values } from '#components/schema-form.tsx'
+import { type ObjectSchema, parseObject, Restored, SchemaForm, type Values } from '#components/schema-form.tsx'
 import * as strings from '#strings.ts'
 
 const texts = strings.inbox
@@ -37,7 +37,10 @@ type Props = {
   onCancel: () => void
 }
 
-/** The arguments of a call to be edited: a form of the tool's parameters, or JSON where they are unknown. */
+/**
+ * The arguments of a call to be edited: a form of the tool's parameters, or JSON where they are unknown. Edits are kept until
+ * the decision was sent.
+ */
 export function ArgumentsForm({ tool, ...props }: Props & { tool: ApprovalContext['tool'] | undefined }) {
   const schema = formSchema(tool, props.proposed)
   if (!schema) return <JsonForm {...props} />
@@ -46,6 +49,7 @@ export function ArgumentsForm({ tool, ...props }: Props & { tool: ApprovalContex
       schema={schema}
       initial={props.proposed}
       submitLabel={texts.approveEdited}
+      isSentLater
       onSubmit={changes => props.onApprove(withChanges(props.proposed, changes))}
       onCancel={props.onCancel}
     />
@@ -53,10 +57,12 @@ export function ArgumentsForm({ tool, ...props }: Props & { tool: ApprovalContex
 }
 
 function JsonForm({ proposed, onApprove, onCancel }: Props) {
-  const [text, setText] = useState(() => JSON.stringify(proposed, null, 2))
+  const written = JSON.stringify(proposed, null, 2)
+  const { value: text, setValue: setText, isRestored, forget } = useDraft('arguments', written)
   const parsed = parseObject(text)
   return (
     <Stack gap="sm">
+      {isRestored && text !== written && <Restored onDiscard={() => setText(written)} />}
       <JsonInput
         label={texts.arguments}
         description={texts.argumentsHelp}
@@ -73,7 +79,14 @@ function JsonForm({ proposed, onApprove, onCancel }: Props) {
         <Button size="xs" disabled={!parsed} onClick={() => parsed && onApprove(parsed)}>
           {texts.approveEdited}
         </Button>
-        <Button size="xs" variant="default" onClick={onCancel}>
+        <Button
+          size="xs"
+          variant="default"
+          onClick={() => {
+            forget()
+            onCancel()
+          }}
+        >
           {strings.cancel}
         </Button>
       </Group>

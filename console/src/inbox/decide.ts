@@ -1,9 +1,10 @@
 import { notifications } from '@mantine/notifications'
-import type { Approval } from '@muster/client'
+import { type Approval, errorOf } from '@muster/client'
 import { approveApproval, getApproval, rejectApproval, resolveApprovals } from '@muster/client/operations'
 import { useQueryClient } from '@tanstack/react-query'
 import { useEffect, useRef, useState } from 'react'
 import { api } from '#api.ts'
+import { forgetScope } from '#session/drafts.ts'
 import * as strings from '#strings.ts'
 
 /** Time in which a decision can be undone; nothing is sent before its end. */
@@ -20,6 +21,9 @@ export type PendingDecision = Terms & { key: number; due: number; isSent: boolea
 /** A decision that the service refused, with the current approval. */
 export type Refusal = { row: Approval; error: unknown; current: Approval | null }
 
+/** The scope of the input for a decision, which is kept until the decision was sent. */
+export const scopeOf = (rows: readonly Approval[]): string => rows.map(({ id }) => id).join()
+
 /** Sends a decision; returns the errors of those that are refused, by approval. */
 async function send({ rows, status, reason, edited }: Terms): Promise<Map<string, unknown>> {
   const [{ id }] = rows
@@ -27,7 +31,13 @@ async function send({ rows, status, reason, edited }: Terms): Promise<Map<string
   if (rows.length > 1) {
     const ids = rows.map(row => row.id)
     const { results } = await resolveApprovals(api, { ids, decision: status, ...why })
-    return new Map(results.flatMap(each => (each.error ? [[each.id, new Error(each.error.message)]] : [])))
+    return new Map(
+      results.flatMap(({ id, error }) =>
+        error
+          ? [[id, errorOf({ hint: '', docs_url: '', ...error }, { status: 409, requestId: null, retryAfter: null })]]
+          : [],
+      ),
+    )
   }
   if (status === 'approved') await approveApproval(api, { approval_id: id, ...(edited ? { arguments: edited } : {}) })
   else await rejectApproval(api, { approval_id: id, ...why })
@@ -53,6 +63,7 @@ export function useDecisions() {
 
   const refuse = async (row: Approval, error: unknown) => {
     const current = await getApproval(api, { approval_id: row.id }).catch(() => null)
+    if (current && current.status !== 'pending') forgetScope(row.id)
     setRefused(all => [...all.filter(each => each.row.id !== row.id), { row, error, current }])
   }
 
@@ -62,6 +73,8 @@ export function useDecisions() {
     const failures = await send(terms).catch(
       (error: unknown) => new Map(terms.rows.map(({ id }) => [id, error] as const)),
     )
+    if (failures.size === 0) forgetScope(scopeOf(terms.rows))
+    for (const { id } of terms.rows) if (!failures.has(id)) forgetScope(id)
     await Promise.all(
       terms.rows.filter(({ id }) => failures.has(id)).map(async row => refuse(row, failures.get(row.id))),
     )

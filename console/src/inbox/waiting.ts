@@ -1,10 +1,10 @@
 import type {
-  Approval,
-  Exception,
+  ApprovalEntry,
+  ExceptionEntry,
   OrchestrationRun,
   PlaybookExecution,
   RequiredAction,
-  Session,
+  SessionEntry,
   Task,
   Workflow,
 } from '@muster/client'
@@ -46,7 +46,7 @@ const EXCEPTIONS = [
   'memory_rule_failed',
   'webhook_failing',
   'formation_drift',
-] as const satisfies Exception['kind'][]
+] as const satisfies ExceptionEntry['kind'][]
 
 /** A form that a person has to fill in, with the time until which and since when. */
 export type PendingForm = { id: string; until: string | null; since: string } & (
@@ -148,12 +148,11 @@ export function useForms(projectId: string, { pollMs = POLL_MS }: { pollMs?: num
 
 /** Reads a page of the approvals that wait for a decision. */
 export const useApprovals = (projectId: string, page: number, limit = ROWS) =>
-  useQuery<PageOf<Approval>>({
+  useQuery<PageOf<ApprovalEntry>>({
     queryKey: ['approvals', projectId, page, limit],
     queryFn: async ({ signal }) => {
       const args = { project_id: projectId, status: ['pending' as const], limit, offset: (page - 1) * limit }
-      const { data, total } = await listApprovals(api, args, { signal }).page()
-      return { data: data as Approval[], total }
+      return listApprovals(api, args, { signal }).page()
     },
     placeholderData: previous => previous,
     enabled: usePermissions(projectId)(listApprovals) === true,
@@ -162,7 +161,7 @@ export const useApprovals = (projectId: string, page: number, limit = ROWS) =>
 
 /** Reads the open exceptions, the most severe first. */
 export const useExceptions = (projectId: string, limit = 100) =>
-  useQuery<PageOf<Exception>>({
+  useQuery<PageOf<ExceptionEntry>>({
     queryKey: ['exceptions', projectId, limit],
     queryFn: async ({ signal }) => {
       const args = {
@@ -179,15 +178,10 @@ export const useExceptions = (projectId: string, limit = 100) =>
 
 /** Reads the sessions that wait for a person. */
 export const useAttention = (projectId: string, limit = 100) =>
-  useQuery<PageOf<Session>>({
+  useQuery<PageOf<SessionEntry>>({
     queryKey: ['sessions', projectId, 'attention', limit],
     queryFn: async ({ signal }) => {
-      const { data, total } = await listSessions(
-        api,
-        { project_id: projectId, attention: true, limit },
-        { signal },
-      ).page()
-      return { data: data as Session[], total }
+      return listSessions(api, { project_id: projectId, attention: true, limit }, { signal }).page()
     },
     enabled: usePermissions(projectId)(listSessions) === true,
     refetchInterval: activityInterval(projectId),

@@ -18,6 +18,7 @@ import { memo, Suspense, useState } from 'react'
 import { api, every, POLL_MS } from '#api.ts'
 import { FormButton, useAction } from '#components/actions.tsx'
 import { useDatasetSelect } from '#components/dataset-select.tsx'
+import { DraftScope } from '#components/draft.tsx'
 import { onDemand } from '#components/on-demand.tsx'
 import { SchemaForm } from '#components/schema-form.tsx'
 import { FailureAlert } from '#components/states.tsx'
@@ -305,7 +306,11 @@ for await (const piece of turn.text()) process.stdout.write(piece)`
               label={texts.saveItem}
               variant="default"
               size="xs"
-              form={close => <ItemForm generationId={generationId} onDone={close} />}
+              form={close => (
+                <DraftScope value={generationId}>
+                  <ItemForm generationId={generationId} onDone={close} />
+                </DraftScope>
+              )}
             />
           )}
         <Group gap="sm" ml="auto">

@@ -1,6 +1,6 @@
 /**
- * Input that was not sent, in the storage of the tab: it survives a reload and a crash of the tab, and ends with the tab,
- * with a sign-out and with the sign-in of another user.
+ * Input that was not sent, in the storage of the tab: it survives a reload and a crash of the tab and the end of a sign-in,
+ * and ends with the tab, when the user signs out and when another user signs in.
  */
 
 const PREFIX = 'muster-draft'
@@ -23,8 +23,17 @@ export function claimDrafts(id: string): void {
 /** Removes all input that was not sent. */
 export const forgetDrafts = (): void => remove(() => true)
 
-/** Returns the key of an input in the current view. */
-export const draftKey = (...names: string[]): string => [PREFIX, user, location.pathname, ...names].join(' ')
+/** Leaves stored input unchanged until a user claims it: forms that close with their page neither change nor remove it. */
+export const keepDrafts = (): void => {
+  user = ''
+}
+
+/** Returns the key of an input in the view of an address; a scope distinguishes equal forms of the view. */
+export const draftKey = (address: string, scope: string, name: string): string =>
+  [PREFIX, user, address, scope, name].join(' ')
+
+/** Removes the input of a scope in all views. */
+export const forgetScope = (scope: string): void => remove(key => key.split(' ')[3] === scope)
 
 /** Returns stored input; undefined without one. */
 export function readDraft(key: string): unknown {
@@ -34,6 +43,7 @@ export function readDraft(key: string): unknown {
 
 /** Stores input; undefined removes it. */
 export function writeDraft(key: string, value: unknown): void {
+  if (!user) return
   const text = value === undefined ? undefined : JSON.stringify(value)
   if (text === undefined) sessionStorage.removeItem(key)
   else if (text.length <= MAX_LENGTH)

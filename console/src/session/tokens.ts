@@ -1,5 +1,5 @@
 import { OAuthError, type OAuthSession, type OAuthStore, type OAuthTokens, oauth } from '@muster/client'
-import { claimDrafts, forgetDrafts } from './drafts.ts'
+import { claimDrafts, forgetDrafts, keepDrafts } from './drafts.ts'
 import { idleSeconds } from './input.ts'
 
 /**
@@ -173,6 +173,7 @@ export async function signOut(reason: SignOutReason): Promise<void> {
 
 function forget(reason: SignOutReason): void {
   tokens = undefined
-  forgetDrafts()
+  if (reason === 'chosen' || reason === 'otherUser') forgetDrafts()
+  keepDrafts()
   onSignOut(reason)
 }

@@ -1,13 +1,22 @@
 import { Combobox, Group, Modal, Text, useCombobox } from '@mantine/core'
 import { useDebouncedValue } from '@mantine/hooks'
-import { listActors, listAgents, listSessions } from '@muster/client/operations'
+import {
+  getMemory,
+  getPlaybookExecution,
+  getTriggerFiring,
+  getWebhookDelivery,
+  listActors,
+  listAgents,
+  listSessions,
+} from '@muster/client/operations'
 import { IconFolder, IconHash, IconMessages, IconRobot, IconUserCircle, type TablerIcon } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
 import { useEffect, useRef, useState } from 'react'
 import { api } from '#api.ts'
+import { RECORD_VIEWS } from '#components/record-views.ts'
 import { visible } from '#components/text.tsx'
-import { usePermissions, useProjects } from '#projects.ts'
+import { type Operation, usePermissions, useProjects } from '#projects.ts'
 import * as strings from '#strings.ts'
 import { maySee, NAVIGATION } from './navigation.ts'
 
@@ -19,30 +28,42 @@ const TYPING_MS = 200
 /** Length of the part of an ID after its prefix. */
 const ID_LENGTH = 26
 
-/** Paths of the views of records, by the prefix of their IDs. */
-const PATHS: Record<string, string> = {
-  agent: 'agents',
-  actor: 'actors',
-  sess: 'sessions',
-  conv: 'conversations',
-  gen: 'traces',
-  tool: 'tools',
-  guard: 'guardrails',
-  dset: 'datasets',
-  eval: 'evals',
-  file: 'files',
-  doc: 'documents',
-  mstore: 'memory',
-  orch: 'orchestrations',
-  orch_run: 'runs',
-  wfl: 'workflows',
-  case: 'cases',
-  pbk: 'playbooks',
-  trg: 'triggers',
-  wh: 'webhooks',
-  form: 'formations',
-  pol: 'policies',
-  user: 'users',
+type Options = { signal: AbortSignal }
+
+/** A view of a record below the view of another record, which a read of the record names. */
+type NestedView = {
+  /** Path of the view of the other record. */
+  path: string
+  operation: Operation
+  /** Reads the rest of the address. */
+  below: (id: string, options: Options) => Promise<string>
+}
+
+/** Nested views, by the prefix of the IDs of their records. */
+const NESTED: Record<string, NestedView> = {
+  mem: {
+    path: 'memory',
+    operation: getMemory,
+    below: async (id, options) => `${(await getMemory(api, { memory_id: id }, options)).memory_store_id}/${id}`,
+  },
+  pbk_exec: {
+    path: 'cases',
+    operation: getPlaybookExecution,
+    below: async (id, options) =>
+      `${(await getPlaybookExecution(api, { execution_id: id }, options)).case_id}/executions/${id}`,
+  },
+  trg_fire: {
+    path: 'triggers',
+    operation: getTriggerFiring,
+    below: async (id, options) =>
+      `${(await getTriggerFiring(api, { firing_id: id }, options)).trigger_id}/firings/${id}`,
+  },
+  whd: {
+    path: 'webhooks',
+    operation: getWebhookDelivery,
+    below: async (id, options) =>
+      `${(await getWebhookDelivery(api, { delivery_id: id }, options)).webhook_id}/deliveries/${id}`,
+  },
 }
 
 type Entry = {
@@ -73,13 +94,26 @@ function useNamed(projectId: string | undefined, search: string): Entry[] {
 }
 
 /** Returns the view of the record that a pasted ID names, if the user may see it. */
-function useRecordOfId(projectId: string | undefined, search: string): Entry[] {
+function useRecordOfId(projectId: string | undefined, search: string): { entries: Entry[]; isSearching: boolean } {
   const isAllowed = usePermissions(projectId)
   const at = search.lastIndexOf('_')
-  const path = search.length - at - 1 === ID_LENGTH ? PATHS[search.slice(0, at)] : undefined
+  const prefix = search.length - at - 1 === ID_LENGTH ? search.slice(0, at) : undefined
+  const nested = prefix === undefined ? undefined : NESTED[prefix]
+  const path = nested?.path ?? Object.values(RECORD_VIEWS).find(each => each.prefix === prefix)?.path
   const view = NAVIGATION.find(each => each.path === path)
-  if (!projectId || !view || !maySee(view, isAllowed)) return []
-  return [{ to: `/p/${projectId}/${path}/${search}`, name: search, kind: view.name, icon: IconHash }]
+  const isOffered = Boolean(projectId && view && maySee(view, isAllowed) && (!nested || isAllowed(nested.operation)))
+  const read = useQuery({
+    queryKey: ['palette', 'id', search],
+    queryFn: async ({ signal }) => nested?.below(search, { signal }),
+    enabled: isOffered && nested !== undefined,
+    staleTime: Number.POSITIVE_INFINITY,
+  })
+  const below = nested ? read.data : search
+  const entries =
+    isOffered && view && below
+      ? [{ to: `/p/${projectId}/${path}/${below}`, name: search, kind: view.name, icon: IconHash }]
+      : []
+  return { entries, isSearching: read.isFetching }
 }
 
 /** Searches agents, end users and sessions of a project, of those kinds that the user may list. */
@@ -144,7 +178,8 @@ export function CommandPalette({
   const combobox = useCombobox({ opened: true })
   const options = useRef<HTMLDivElement>(null)
   const found = useFound(projectId, search)
-  const entries = [...useRecordOfId(projectId, search), ...useNamed(projectId, search), ...found.entries].filter(
+  const ofId = useRecordOfId(projectId, search)
+  const entries = [...ofId.entries, ...useNamed(projectId, search), ...found.entries].filter(
     ({ to }, index, all) => all.findIndex(each => each.to === to) === index,
   )
   const shown = entries.map(({ to }) => to).join()
@@ -190,7 +225,9 @@ export function CommandPalette({
             </Combobox.Option>
           ))}
           {entries.length === 0 && (
-            <Combobox.Empty>{found.isSearching ? texts.searching : strings.nothingFound}</Combobox.Empty>
+            <Combobox.Empty>
+              {found.isSearching || ofId.isSearching ? texts.searching : strings.nothingFound}
+            </Combobox.Empty>
           )}
         </Combobox.Options>
       </Combobox>

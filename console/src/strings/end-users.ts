@@ -42,8 +42,7 @@ export const endUsers = {
 } as const
 
 export const sessionFilters = {
-  customer: 'End user',
-  lastMessage: 'Last message',
+  endUser: 'End user',
   attention: 'Attention',
   needsPerson: 'Needs a person',
   rating: 'Rating',
@@ -57,7 +56,6 @@ export const sessionFilters = {
 export const palette = {
   title: 'Go to …',
   hint: 'View, project, agent, end user, session or any ID',
-  open: (kind: string) => `Open ${kind}`,
-  kinds: { view: 'View', project: 'Project', agent: 'Agent', actor: 'End user', session: 'Session', id: 'ID' },
+  kinds: { view: 'View', project: 'Project', agent: 'Agent', actor: 'End user', session: 'Session' },
   searching: 'Searching …',
 } as const

@@ -60,7 +60,7 @@ export const inbox = {
   resolve: 'Resolve',
   times: (count: number) => `${count} times`,
   keys: 'Keys: j and k move, a approves, r rejects, e edits, u undoes',
-  customer: 'Customer',
+  endUser: 'End user',
   agent: 'Agent',
   guardrail: 'Required by',
   rule: 'Rule',

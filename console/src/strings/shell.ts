@@ -40,7 +40,6 @@ export const shell = {
   dark: 'Dark',
   auto: 'As the system',
   commands: 'Go to …',
-  commandsHint: 'Type to find a view or a project',
   paused: (reason: string | null) => `This project is paused${reason ? `: ${reason}` : ''}. No work starts in it.`,
   resume: 'Resume',
   noProjects: 'You are not part of a project yet',

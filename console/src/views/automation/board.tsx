@@ -16,6 +16,7 @@ import { useMutation, useQueries, useQuery, useQueryClient } from '@tanstack/rea
 import { useState } from 'react'
 import { api, every, POLL_MS } from '#api.ts'
 import { useAction } from '#components/actions.tsx'
+import { DraftScope } from '#components/draft.tsx'
 import { useFilters } from '#components/filters.ts'
 import { RecordLink } from '#components/list.tsx'
 import { FailureAlert, Loaded } from '#components/states.tsx'
@@ -173,7 +174,11 @@ function Columns({ workflow, board }: { workflow: Workflow; board: WorkflowBoard
         {dialog?.kind === 'assign' && <AssignForm task={dialog.task} onDone={close} />}
       </Modal>
       <Modal opened={dialog?.kind === 'pause'} onClose={close} title={texts.pause}>
-        {dialog?.kind === 'pause' && <PauseForm task={dialog.task} onDone={close} />}
+        {dialog?.kind === 'pause' && (
+          <DraftScope value={dialog.task.id}>
+            <PauseForm task={dialog.task} onDone={close} />
+          </DraftScope>
+        )}
       </Modal>
       <Modal
         opened={dialog?.kind === 'choose'}

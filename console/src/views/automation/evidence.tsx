@@ -1,15 +1,18 @@
 import { FileInput, Select, Stack, Textarea, TextInput } from '@mantine/core'
 import type { Case, CaseEvidenceInput } from '@muster/client'
 import { addCaseEvidence, uploadFile } from '@muster/client/operations'
-import { useState } from 'react'
 import { api } from '#api.ts'
 import { useAction } from '#components/actions.tsx'
+import { useDraft } from '#components/draft.tsx'
 import { SubmitRow } from '#components/schema-form.tsx'
 import * as strings from '#strings.ts'
 
 export type EvidenceKind = CaseEvidenceInput['kind']
 /** A piece of evidence that is being entered. */
 export type EnteredEvidence = { text: string; file: File | null }
+
+/** The part of a piece of evidence that is kept until it is sent: no file is. */
+export const keptEvidence = ({ text }: EnteredEvidence): EnteredEvidence => ({ text, file: null })
 
 /** Returns the evidence that was entered; a file is stored first. */
 export async function evidenceOf(
@@ -62,14 +65,22 @@ export function EvidenceField({
 
 /** Adds a piece of evidence to a case. */
 export function EvidenceForm({ record, onDone }: { record: Case; onDone: () => void }) {
-  const [name, setName] = useState('')
-  const [kind, setKind] = useState<EvidenceKind>('note')
-  const [value, setValue] = useState<EnteredEvidence>({ text: '', file: null })
+  const draft = useDraft<{ name: string; kind: EvidenceKind; value: EnteredEvidence }>(
+    'evidence',
+    { name: '', kind: 'note', value: { text: '', file: null } },
+    ({ value, ...others }) => ({ ...others, value: keptEvidence(value) }),
+  )
+  const { name, kind, value } = draft.value
+  const change = (fields: Partial<typeof draft.value>) => draft.setValue(all => ({ ...all, ...fields }))
+  const close = () => {
+    draft.forget()
+    onDone()
+  }
   const add = useAction({
     run: async () =>
       addCaseEvidence(api, { case_id: record.id, ...(await evidenceOf(record.project_id, name.trim(), kind, value)) }),
     stale: [['case', record.id]],
-    onDone,
+    onDone: close,
   })
   const labels = { note: strings.text, link: strings.cases.url, file: strings.cases.file }
   return (
@@ -84,7 +95,7 @@ export function EvidenceForm({ record, onDone }: { record: Case; onDone: () => v
           label={strings.name}
           required
           value={name}
-          onChange={event => setName(event.currentTarget.value)}
+          onChange={event => change({ name: event.currentTarget.value })}
           data-autofocus
         />
         <Select
@@ -94,11 +105,11 @@ export function EvidenceForm({ record, onDone }: { record: Case; onDone: () => v
             label: strings.cases.evidenceKinds[each],
           }))}
           value={kind}
-          onChange={next => setKind((next ?? 'note') as EvidenceKind)}
+          onChange={next => change({ kind: (next ?? 'note') as EvidenceKind })}
           allowDeselect={false}
         />
-        <EvidenceField label={labels[kind]} kind={kind} value={value} onChange={setValue} />
-        <SubmitRow label={strings.cases.addEvidence} isPending={add.isPending} error={add.error} onCancel={onDone} />
+        <EvidenceField label={labels[kind]} kind={kind} value={value} onChange={next => change({ value: next })} />
+        <SubmitRow label={strings.cases.addEvidence} isPending={add.isPending} error={add.error} onCancel={close} />
       </Stack>
     </form>
   )

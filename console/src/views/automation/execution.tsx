@@ -23,7 +23,7 @@ import { useIds } from '#address.ts'
 import { api, BUSY_MS, every, POLL_MS } from '#api.ts'
 import { ActionButton, useAction } from '#components/actions.tsx'
 import { CommandButton } from '#components/command-form.tsx'
-import { useDraft } from '#components/draft.tsx'
+import { DraftScope, useDraft } from '#components/draft.tsx'
 import { onDemand } from '#components/on-demand.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Facts, Section } from '#components/record.tsx'
@@ -34,7 +34,7 @@ import { costText, TextButton, visible, When } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
 import { usePermissions, useProjectId } from '#projects.ts'
 import * as strings from '#strings.ts'
-import { type EnteredEvidence, EvidenceField, type EvidenceKind, evidenceOf } from './evidence.tsx'
+import { type EnteredEvidence, EvidenceField, type EvidenceKind, evidenceOf, keptEvidence } from './evidence.tsx'
 import { Exports } from './exports.tsx'
 
 const Markdown = onDemand(async () => (await import('#components/markdown.tsx')).default)
@@ -339,67 +339,69 @@ function CurrentStep({ execution, step }: { execution: PlaybookExecution; step: 
   const stale = staleOf(execution)
   const isManual = step.type === 'manual'
   return (
-    <Stack gap="md">
-      {(definition?.instructions || step.due_at || resumes) && (
-        <Stack gap={4}>
-          {definition?.instructions && (
-            <Suspense>
-              <Markdown text={definition.instructions} />
-            </Suspense>
-          )}
-          {step.due_at && (
-            <Group gap="xs">
+    <DraftScope value={`${step.key} ${step.attempt}`}>
+      <Stack gap="md">
+        {(definition?.instructions || step.due_at || resumes) && (
+          <Stack gap={4}>
+            {definition?.instructions && (
+              <Suspense>
+                <Markdown text={definition.instructions} />
+              </Suspense>
+            )}
+            {step.due_at && (
+              <Group gap="xs">
+                <Text size="sm" component="div">
+                  {texts.due} <When at={step.due_at} />
+                </Text>
+                {step.overdue && (
+                  <Badge color="red.9" variant="filled">
+                    {texts.overdue}
+                  </Badge>
+                )}
+              </Group>
+            )}
+            {resumes && (
               <Text size="sm" component="div">
-                {texts.due} <When at={step.due_at} />
+                {texts.resumes} <When at={resumes} />
               </Text>
-              {step.overdue && (
-                <Badge color="red.9" variant="filled">
-                  {texts.overdue}
-                </Badge>
-              )}
-            </Group>
-          )}
-          {resumes && (
-            <Text size="sm" component="div">
-              {texts.resumes} <When at={resumes} />
-            </Text>
-          )}
-        </Stack>
-      )}
-      {waiting_on.approval_id && (
-        <Group>
-          <Button component={Link} to={`/p/${execution.project_id}/inbox`} size="xs">
-            {texts.open}
-          </Button>
-        </Group>
-      )}
-      {isManual && isAllowed(completePlaybookStep) && (
-        <StepForm key={`${step.key} ${step.attempt}`} execution={execution} step={step} definition={definition} />
-      )}
-      {isManual && (
-        <Group gap="xs">
-          {isAllowed(completePlaybookStep) && (
-            <CommandButton
-              size="xs"
-              label={texts.assign}
-              schema={assigning}
-              start={{ assignee: step.assignee }}
-              run={async ({ assignee }) => assignPlaybookStep(api, { ...at, assignee: (assignee as string) ?? null })}
-              stale={stale}
-            />
-          )}
-          {definition?.skippable === true && isAllowed(skipPlaybookStep) && (
-            <CommandButton
-              size="xs"
-              label={texts.skip}
-              schema={skipping}
-              run={async values => skipPlaybookStep(api, { ...at, ...(values as { reason: string }) })}
-              stale={stale}
-            />
-          )}
-        </Group>
-      )}
-    </Stack>
+            )}
+          </Stack>
+        )}
+        {waiting_on.approval_id && (
+          <Group>
+            <Button component={Link} to={`/p/${execution.project_id}/inbox`} size="xs">
+              {texts.open}
+            </Button>
+          </Group>
+        )}
+        {isManual && isAllowed(completePlaybookStep) && (
+          <StepForm key={`${step.key} ${step.attempt}`} execution={execution} step={step} definition={definition} />
+        )}
+        {isManual && (
+          <Group gap="xs">
+            {isAllowed(completePlaybookStep) && (
+              <CommandButton
+                size="xs"
+                label={texts.assign}
+                schema={assigning}
+                start={{ assignee: step.assignee }}
+                run={async ({ assignee }) => assignPlaybookStep(api, { ...at, assignee: (assignee as string) ?? null })}
+                stale={stale}
+              />
+            )}
+            {definition?.skippable === true && isAllowed(skipPlaybookStep) && (
+              <CommandButton
+                size="xs"
+                label={texts.skip}
+                schema={skipping}
+                run={async values => skipPlaybookStep(api, { ...at, ...(values as { reason: string }) })}
+                stale={stale}
+              />
+            )}
+          </Group>
+        )}
+      </Stack>
+    </DraftScope>
   )
 }
 
@@ -417,8 +419,14 @@ function StepForm({
 }) {
   const schema = (definition?.result_schema ?? {}) as ObjectSchema
   const required = (definition?.required_evidence ?? []) as { name: string; kind: EvidenceKind }[]
-  const [evidence, setEvidence] = useState<Record<string, EnteredEvidence>>({})
-  const { value: note, setValue: setNote, forget } = useDraft(`note ${step.key}`, '')
+  const {
+    value: evidence,
+    setValue: setEvidence,
+    forget: forgetEvidence,
+  } = useDraft<Record<string, EnteredEvidence>>('evidence', {}, all =>
+    Object.fromEntries(Object.entries(all).map(([name, value]) => [name, keptEvidence(value)])),
+  )
+  const { value: note, setValue: setNote, forget: forgetNote } = useDraft('note', '')
   const complete = useAction({
     run: async (result: Values) => {
       const given = required.filter(({ name }) => evidence[name]?.text.trim() || evidence[name]?.file)
@@ -434,7 +442,10 @@ function StepForm({
       })
     },
     stale: staleOf(execution),
-    onDone: forget,
+    onDone: () => {
+      forgetEvidence()
+      forgetNote()
+    },
   })
   return (
     <SchemaForm

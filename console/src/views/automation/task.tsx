@@ -21,6 +21,7 @@ import { Link } from '@tanstack/react-router'
 import { api, every, POLL_MS } from '#api.ts'
 import { ActionButton, FormButton } from '#components/actions.tsx'
 import { CommandForm } from '#components/command-form.tsx'
+import { DraftScope } from '#components/draft.tsx'
 import { Facts, LabelledValues } from '#components/record.tsx'
 import { fieldLabel, type ObjectSchema, type Values } from '#components/schema-form.tsx'
 import { Loaded } from '#components/states.tsx'
@@ -181,7 +182,11 @@ export function TaskDrawer({
     >
       {taskId && (
         <Loaded query={task} operation={getTask}>
-          {record => <TaskPanel task={record} workflow={workflow} onDelete={onClose} />}
+          {record => (
+            <DraftScope key={record.id} value={record.id}>
+              <TaskPanel task={record} workflow={workflow} onDelete={onClose} />
+            </DraftScope>
+          )}
         </Loaded>
       )}
     </Drawer>

@@ -11,9 +11,10 @@ import { IconChartBar, IconDownload, IconReceipt } from '@tabler/icons-react'
 import { keepPreviousData, useQuery } from '@tanstack/react-query'
 import { Suspense } from 'react'
 import { api, every } from '#api.ts'
-import { useAgents } from '#choices.ts'
 import { FormButton, useAction } from '#components/actions.tsx'
 import type { ChartSeries } from '#components/chart.tsx'
+import { EndUserLink } from '#components/end-user-link.tsx'
+import { EntityLink } from '#components/entity-link.tsx'
 import { Figures } from '#components/figures.tsx'
 import { useFilters } from '#components/filters.ts'
 import { TableHead } from '#components/list.tsx'
@@ -124,9 +125,8 @@ export function UsageReport() {
     placeholderData: keepPreviousData,
     refetchInterval: every(POLL_MS),
   })
-  const agents = useAgents(projectId)
-  const nameOf = (key: string | null) =>
-    key === null ? texts.without(texts.dimensions[by]) : by === 'agent' ? agents.nameOf(key) : key
+  const names = new Map(report.data?.groups.map(group => [group.key, group.agent_name ?? group.actor_name]))
+  const nameOf = (key: string | null) => (key === null ? texts.without(texts.dimensions[by]) : (names.get(key) ?? key))
   const exported = useAction({
     run: async () => {
       const from = new Date(daysOf(count)[0] * 1000).toISOString()
@@ -211,7 +211,7 @@ export function UsageReport() {
               </Section>
               {unpriced.length > 0 && <Unpriced models={unpriced} projectId={projectId} />}
               <Section title={texts.groups(texts.dimensions[by])}>
-                <Groups groups={sorted} total={measure.of(totals)} measure={measure.of} nameOf={nameOf} />
+                <Groups groups={sorted} by={by} total={measure.of(totals)} measure={measure.of} nameOf={nameOf} />
               </Section>
               <Section title={texts.byComponent}>
                 <Components components={totals.components} />
@@ -226,13 +226,28 @@ export function UsageReport() {
 
 type GroupRow = UsageAggregate['groups']['data'][number]
 
+/** Kinds of the records by which usage is grouped. */
+const KINDS: Partial<Record<Dimension, string>> = { agent: 'agent', actor: 'actor', session: 'session' }
+
+/** The name of a group, as a link if it is a record. */
+function GroupName({ group, by, name }: { group: GroupRow; by: Dimension; name: string }) {
+  const projectId = useProjectId()
+  const { key, actor_name = null, actor_external_id = null, agent_name } = group
+  const kind = KINDS[by]
+  if (key === null || !kind) return visible(name)
+  if (kind === 'actor') return <EndUserLink entry={{ actor_id: key, actor_name, actor_external_id }} />
+  return <EntityLink kind={kind} id={key} projectId={projectId} name={agent_name ?? undefined} />
+}
+
 function Groups({
   groups,
+  by,
   total,
   measure,
   nameOf,
 }: {
   groups: GroupRow[]
+  by: Dimension
   total: number
   measure: (totals: Totals) => number
   nameOf: (key: string | null) => string
@@ -245,7 +260,7 @@ function Groups({
         {groups.map(group => (
           <Table.Tr key={`${group.key} ${group.ai_provider_id}`}>
             <Table.Td w="40%">
-              {visible(nameOf(group.key))}
+              <GroupName group={group} by={by} name={nameOf(group.key)} />
               <Progress.Root size="sm" mt={4}>
                 <Progress.Section
                   value={total > 0 ? (measure(group) / total) * 100 : 0}

@@ -213,7 +213,10 @@ function Sessions({ part, actor: { id, project_id } }: PartProps<'sessions'>) {
             <RecordLink to={`/p/${project_id}/sessions/${session.id}`}>{nameOfSession(session.name)}</RecordLink>
           ),
         ],
-        [strings.sessions.agent, ({ agent_id }) => nameOf(agent_id)],
+        [
+          strings.sessions.agent,
+          ({ agent_id }) => <EntityLink kind="agent" id={agent_id} projectId={project_id} name={nameOf(agent_id)} />,
+        ],
         [
           strings.state,
           ({ status, control, needs_attention }) => (

@@ -27,6 +27,7 @@ import { Question, useAction } from '#components/actions.tsx'
 import { saveConversation } from '#components/conversation-file.ts'
 import { useDatasetSelect } from '#components/dataset-select.tsx'
 import { type DialogEntry, DialogMenu } from '#components/dialog-menu.tsx'
+import { useDraft } from '#components/draft.tsx'
 import { FeedbackForm, FeedbackList } from '#components/feedback.tsx'
 import { RecordLink } from '#components/list.tsx'
 import { Facts, IdLine, LabelledValues } from '#components/record.tsx'
@@ -239,7 +240,11 @@ function EditForm({
   onCancel: () => void
 }) {
   const navigate = useNavigate()
-  const [text, setText] = useState(message.content ?? '')
+  const { value: text, setValue: setText, forget } = useDraft('edit', message.content ?? '')
+  const close = () => {
+    forget()
+    onCancel()
+  }
   const edit = useAction({
     run: async () => {
       const name = texts.forkOf(session.name ?? strings.sessions.unnamed)
@@ -260,7 +265,7 @@ function EditForm({
     stale: [['sessions'], ['session', session.id]],
     message: texts.forked,
     onDone: id => {
-      onCancel()
+      close()
       void navigate({ to: `/p/${session.project_id}/sessions/${id}` })
     },
   })
@@ -283,7 +288,7 @@ function EditForm({
           required
           data-autofocus
         />
-        <SubmitRow label={texts.sendFork} isPending={edit.isPending} error={edit.error} onCancel={onCancel} />
+        <SubmitRow label={texts.sendFork} isPending={edit.isPending} error={edit.error} onCancel={close} />
       </Stack>
     </form>
   )

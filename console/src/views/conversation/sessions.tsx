@@ -9,6 +9,7 @@ import { useState } from 'react'
 import { api } from '#api.ts'
 import { useAgents } from '#choices.ts'
 import { EndUserLink } from '#components/end-user-link.tsx'
+import { EntityLink } from '#components/entity-link.tsx'
 import type { Filters } from '#components/filters.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
@@ -65,8 +66,13 @@ const sessionColumns = (projectId: string): Column<SessionEntry>[] => [
       </>
     ),
   },
-  { title: filterTexts.customer, cell: session => <EndUserLink entry={session} /> },
-  { title: texts.agent, cell: ({ agent_id, agent_name }) => visible(agent_name ?? agent_id) },
+  { title: filterTexts.endUser, cell: session => <EndUserLink entry={session} /> },
+  {
+    title: texts.agent,
+    cell: ({ agent_id, agent_name }) => (
+      <EntityLink kind="agent" id={agent_id} projectId={projectId} name={agent_name ?? undefined} />
+    ),
+  },
   { title: strings.state, cell: session => <SessionBadges session={session} /> },
   {
     title: texts.activity,
@@ -99,7 +105,7 @@ function SessionFilters({ projectId }: { projectId: string }) {
   return (
     <>
       <SearchField />
-      {isAllowed(getActor) && <SearchField name="actor" label={filterTexts.customer} />}
+      {isAllowed(getActor) && <SearchField name="actor" label={filterTexts.endUser} />}
       <ChoiceField
         name="status"
         label={strings.status}

@@ -2,7 +2,7 @@ import { Button, Card, Group, Select, SimpleGrid, Stack, Text, Textarea, Visuall
 import type { Agent } from '@muster/client'
 import { createAgent, listAgents } from '@muster/client/operations'
 import { IconPlayerStop, IconRobot, IconSend } from '@tabler/icons-react'
-import { Link, useLocation } from '@tanstack/react-router'
+import { Link, useLocation, useNavigate } from '@tanstack/react-router'
 import { useEffect, useRef } from 'react'
 import { useAgents } from '#choices.ts'
 import { useDraft } from '#components/draft.tsx'
@@ -103,8 +103,12 @@ function Exchange({ agentIds, labelOf }: { agentIds: string[]; labelOf: (id: str
   const exchanges = [first, second].slice(0, agentIds.length)
   const given = useLocation({ select: ({ state }) => state.prompt })
   const { value: message, setValue: setMessage } = useDraft('message', '')
+  const navigate = useNavigate()
   useEffect(() => {
-    if (given) setMessage(given)
+    if (!given) return
+    setMessage(given)
+    // A reload restores the message instead, which may be edited or sent by then.
+    void navigate({ to: '.', search: true, replace: true, state: ({ prompt, ...others }) => others })
   }, [given])
   const end = useRef<HTMLDivElement>(null)
   const input = useRef<HTMLTextAreaElement>(null)

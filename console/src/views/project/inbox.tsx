@@ -1,5 +1,5 @@
 import { Badge, Button, Card, Group, Stack, Text } from '@mantine/core'
-import type { Exception, Session } from '@muster/client'
+import type { ExceptionEntry, SessionEntry } from '@muster/client'
 import { acknowledgeException, listApprovals, resolveException } from '@muster/client/operations'
 import { IconInbox } from '@tabler/icons-react'
 import { useMutation, useQueryClient } from '@tanstack/react-query'
@@ -13,6 +13,7 @@ import { visible, When } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
 import { Approvals } from '#inbox/approvals.tsx'
 import { FormCard } from '#inbox/forms.tsx'
+import { Involved } from '#inbox/involved.tsx'
 import { InboxSection } from '#inbox/section.tsx'
 import { useApprovals, useAttention, useExceptions, useForms } from '#inbox/waiting.ts'
 import { usePermissions, useProjectId } from '#projects.ts'
@@ -71,13 +72,15 @@ export function Inbox() {
   )
 }
 
-function SessionCard({ session: { id, project_id, name, attention } }: { session: Session }) {
+function SessionCard({ session }: { session: SessionEntry }) {
+  const { id, project_id, name, attention } = session
   const to = `/p/${project_id}/sessions/${id}`
   return (
     <Card withBorder padding="md" radius="lg">
       <Group justify="space-between">
         <Stack gap={2} flex="1 1 240px">
           <RecordLink to={to}>{visible(name ?? strings.sessions.unnamed)}</RecordLink>
+          <Involved entry={session} />
           <Text size="sm">{visible(attention?.reason ?? '')}</Text>
           <Text size="xs" c="dimmed" component="div">
             <When at={attention?.since} />
@@ -91,7 +94,7 @@ function SessionCard({ session: { id, project_id, name, attention } }: { session
   )
 }
 
-function ExceptionCard({ row }: { row: Exception }) {
+function ExceptionCard({ row }: { row: ExceptionEntry }) {
   const cache = useQueryClient()
   const isAllowed = usePermissions(useProjectId())
   const onSettled = () => cache.invalidateQueries({ queryKey: ['exceptions'] })
@@ -121,6 +124,7 @@ function ExceptionCard({ row }: { row: Exception }) {
             <When at={row.last_seen_at} />
           </Text>
         </Group>
+        <Involved entry={row} />
         {row.detail && <Value value={row.detail} label={visible(row.title)} />}
         {failure && <FailureAlert error={failure} />}
         <Group gap="sm">
