@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { randomBytes } from 'node:crypto'
 import { rawQuery } from '#core/db/sql.ts'
 import type { Client } from '../support/app.ts'
 import {
@@ -201,13 +202,29 @@ describe('the sign-in of the console over HTTP', () => {
     assert.equal(await status(token), 401)
   })
 
-  it('waits while the user is disabled', async () => {
+  it('ends when the user is disabled, and does not come back', async () => {
     const { browser, token } = await signIn()
     await app.admin.patch(`/users/${user.id}`, { disabled: true })
     isRefused(await renew(browser))
     assert.equal(await status(token), 401)
     await app.admin.patch(`/users/${user.id}`, { disabled: false })
-    assert.equal((await renew(browser)).status, 200)
+    assert.equal(await status(token), 401)
+    assert.equal(await grants(), 0)
+  })
+
+  it('ends with a new name or role, as other tokens of the user do, and not with a new display name', async () => {
+    const changes = [{ username: `renamed-${randomBytes(4).toString('hex')}` }, { role: 'admin' }, { disabled: true }]
+    for (const change of changes) {
+      user = await app.user(undefined, [allowing(project.id)])
+      const { browser, token } = await signIn()
+      await app.admin.patch(`/users/${user.id}`, { display_name: `Before ${Object.keys(change)}` })
+      assert.equal((await renew(browser)).status, 200)
+      assert.equal((await app.admin.patch(`/users/${user.id}`, change)).status, 200)
+      assert.equal(await grants(), 0)
+      await app.admin.patch(`/users/${user.id}`, { disabled: false })
+      isRefused(await renew(browser))
+      assert.equal(await status(token), 401)
+    }
   })
 
   it('ends in other browsers when the user changes the password, and everywhere when an admin does', async () => {

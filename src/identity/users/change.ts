@@ -14,7 +14,8 @@ function requireAnotherAdmin(admins: readonly string[], id: string): void {
 }
 
 /**
- * Updates names, role or disabled state of a user. A new username or role ends the user's tokens.
+ * Updates names, role or disabled state of a user. A new username or role ends the user's tokens. These changes and
+ * disabling end the sign-ins in the console.
  * @throws NAME_CONFLICT, RESOURCE_NOT_FOUND, and LAST_ADMIN_REQUIRED for the last admin who can sign in
  */
 export async function updateUserFields(
@@ -39,6 +40,7 @@ export async function updateUserFields(
   const display_name = change.display_name === undefined ? user.display_name : change.display_name
   if (!endTokens && disabled_at === user.disabled_at && display_name === user.display_name) return user
   if (endTokens || disabled_at !== user.disabled_at) principalsChanged(tx, `user:${id}`)
+  if (endTokens || (disabled_at && !user.disabled_at)) await endConsoleSignIns(tx, id)
   try {
     return await updateUser(tx, id, { username, role, display_name, disabled_at, endTokens })
   } catch (error) {
@@ -49,8 +51,8 @@ export async function updateUserFields(
 }
 
 /**
- * Ends the sign-ins of a user in the console, except the current one: a new password must end unknown sign-ins. The
- * caller announces the change.
+ * Ends the sign-ins of a user in the console, except the current one: what ends the tokens of a user must end these as
+ * well. The caller announces the change.
  */
 export const endConsoleSignIns = (tx: Tx, userId: string, except: string | null = null): Promise<unknown> =>
   endUserGrants(tx, { userId, clientId: CONSOLE, except, reason: 'tokens_revoked' })
