@@ -33,9 +33,9 @@ export type OAuthOptions = {
   fetch?: typeof fetch
   /**
    * For a page of the service itself: path of endpoints `/token` and `/revoke` that keep the refresh token in a cookie of
-   * the browser, which no script can read. `fields` are sent with each request for tokens.
+   * the browser, which no script can read. `headers` are sent with each request there, `fields` with those for tokens.
    */
-  cookie?: { path: string; fields?(): Record<string, string> }
+  cookie?: { path: string; headers?(): Record<string, string>; fields?(): Record<string, string> }
 }
 
 /** A refusal of the authorization server. */
@@ -69,13 +69,17 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
   const root = base.href.replace(/\/$/, '')
   let endpoints: Promise<Endpoints> | undefined
 
-  const request = async (url: string, form?: Record<string, string>): Promise<any> => {
+  const request = async (
+    url: string,
+    form?: Record<string, string>,
+    headers?: Record<string, string>,
+  ): Promise<any> => {
     let response: Response
     let text: string
     try {
       response = await fetch(url, {
         method: form ? 'POST' : 'GET',
-        headers: { accept: 'application/json' },
+        headers: { accept: 'application/json', ...headers },
         body: form ? new URLSearchParams(form) : undefined,
         redirect: 'error',
         signal: AbortSignal.timeout(TIMEOUT_MS),
@@ -111,11 +115,11 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
   }
 
   const redeem = async (tokenEndpoint: string, form: Record<string, string>): Promise<OAuthTokens> => {
-    const { access_token, refresh_token, scope, expires_in } = await request(tokenEndpoint, {
-      client_id: clientId,
-      ...form,
-      ...cookie?.fields?.(),
-    })
+    const { access_token, refresh_token, scope, expires_in } = await request(
+      tokenEndpoint,
+      { client_id: clientId, ...form, ...cookie?.fields?.() },
+      cookie?.headers?.(),
+    )
     if (!access_token) throw new OAuthError('login_required', 'no user is signed in')
     const tokens = { access_token, refresh_token, scope, expires_at: Date.now() + Number(expires_in) * 1000 }
     await store.set({ tokens })
@@ -212,10 +216,13 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
 
     /** Ends the sign-in, here even if the service does not answer. */
     async revoke(): Promise<void> {
-      const refresh_token = (await store.get())?.tokens?.refresh_token
+      // The caller may forget what the headers contain as soon as this has begun.
+      const headers = cookie?.headers?.()
+      const { access_token, refresh_token } = (await store.get())?.tokens ?? {}
       await store.set(null)
       if (cookie) {
-        await request(`${root}${cookie.path}/revoke`, { client_id: clientId, token: 'cookie' })
+        const form = { client_id: clientId, token: 'cookie', ...(access_token ? { access_token } : {}) }
+        await request(`${root}${cookie.path}/revoke`, form, headers)
         return
       }
       if (!refresh_token) return

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { randomBytes } from 'node:crypto'
 import fs from 'node:fs'
 import http from 'node:http'
 import type { AddressInfo } from 'node:net'
@@ -30,6 +31,9 @@ describe('coming back to the console', function () {
   /** Everything that a script of the page can read. */
   const readable = (page: Page) =>
     page.evaluate(`JSON.stringify([{ ...localStorage }, { ...sessionStorage }, document.cookie])`) as Promise<string>
+  /** The same of a signed-in user without unsent input: the key of the cookie, which is no token. */
+  const KEY_ONLY = /^\[\{"muster-console-key":"[\w-]{43}"\},\{\},""\]$/
+  const keyOf = async (page: Page) => JSON.parse(await readable(page))[0]['muster-console-key'] as string | undefined
   const cookieOf = async (context: BrowserContext) => {
     const cookies = await context.cookies(`${suite.app.base}/oauth/console/token`)
     return cookies.find(({ name }) => name.startsWith('console_refresh'))
@@ -47,11 +51,11 @@ describe('coming back to the console', function () {
       [cookie?.httpOnly, cookie?.secure, cookie?.sameSite, cookie?.path],
       [true, true, 'Strict', '/oauth/console'],
     )
-    assert.equal(await readable(page), '[{},{},""]')
+    assert.match(await readable(page), KEY_ONLY)
     await page.reload()
     await shown(page)
     assert.ok(page.url().endsWith(at('agents?q=Help')))
-    assert.equal(await readable(page), '[{},{},""]')
+    assert.match(await readable(page), KEY_ONLY)
     assert.notEqual((await cookieOf(context))?.value, cookie?.value, 'it was rotated')
     assert.equal(forms(), 0)
     assert.deepEqual(problems, [])
@@ -137,11 +141,86 @@ describe('coming back to the console', function () {
 
   it('requires a sign-in after a sign-out, in every tab', async () => {
     const { page, context } = await open()
+    await shown(page)
+    const key = await keyOf(page)
+    const other = await context.newPage()
+    await other.goto(`${suite.app.base}/app${at('agents?q=Help')}`)
+    await shown(other)
+    assert.equal(await keyOf(other), key)
     await page.getByRole('button', { name: 'Account' }).click()
     await page.getByRole('menuitem', { name: 'Sign out' }).click()
     await page.getByText('You are signed out.').waitFor()
     await eventually(async () => (await cookieOf(context)) === undefined, { what: 'the cookie is cleared' })
+    assert.equal(await readable(other), '[{},{},""]')
+    await requiresSignIn(other)
     await requiresSignIn(page)
+    await signIn(page, 'ada')
+    await shown(page)
+    const next = await keyOf(page)
+    assert.ok(next && next !== key, 'a new key')
+    await page.reload()
+    await shown(page)
+  })
+
+  it('ends on the service with the sign-out of a page whose browser has deleted the cookie', async () => {
+    const { page, context } = await open()
+    await shown(page)
+    const cookie = await cookieOf(context)
+    assert.ok(cookie)
+    const key = (await keyOf(page)) as string
+    await context.clearCookies({ name: /console_refresh/ })
+    const revoked = page.waitForResponse(response => response.url().endsWith('/oauth/console/revoke'))
+    await page.getByRole('button', { name: 'Account' }).click()
+    await page.getByRole('menuitem', { name: 'Sign out' }).click()
+    assert.equal((await revoked).status(), 200)
+    const { base } = suite.app
+    const copy = await fetch(`${base}/oauth/console/token`, {
+      method: 'POST',
+      headers: { origin: base, cookie: `${cookie.name}=${cookie.value}`, 'muster-console-key': key },
+      body: new URLSearchParams({
+        client_id: 'muster-console',
+        grant_type: 'refresh_token',
+        refresh_token: 'cookie',
+      }),
+    })
+    assert.equal(copy.status, 400)
+    assert.equal(((await copy.json()) as { error: string }).error, 'invalid_grant')
+  })
+
+  it('sends its cookie to other ports, which can do nothing with it', async () => {
+    const { page, context } = await open()
+    await shown(page)
+    const { base } = suite.app
+    let stolen: string | undefined
+    const port = http.createServer((req, res) => {
+      stolen ??= req.headers.cookie
+      res.setHeader('content-type', 'text/html')
+      res.end('<!doctype html><title>Another program</title>')
+    })
+    await new Promise<void>(resolve => port.listen(0, '127.0.0.1', resolve))
+    try {
+      const other = await context.newPage()
+      await other.goto(`http://127.0.0.1:${(port.address() as AddressInfo).port}/oauth/console/x`)
+      assert.match(stolen ?? '', /console_refresh_\d+=v1\./)
+      assert.equal(await readable(other), '[{},{},""]', 'it has no key')
+      for (const headers of [{}, { 'muster-console-key': randomBytes(32).toString('base64url') }]) {
+        const { status } = await fetch(`${base}/oauth/console/token`, {
+          method: 'POST',
+          headers: { origin: base, 'sec-fetch-site': 'same-origin', cookie: stolen as string, ...headers },
+          body: new URLSearchParams({
+            client_id: 'muster-console',
+            grant_type: 'refresh_token',
+            refresh_token: 'cookie',
+          }),
+        })
+        assert.equal(status, 204)
+      }
+      await page.reload()
+      await shown(page)
+    } finally {
+      port.close()
+      port.closeAllConnections()
+    }
   })
 
   it('requires a sign-in after a revocation, also in a tab that is open', async () => {
@@ -200,7 +279,7 @@ describe('coming back to the console', function () {
     assert.equal(await message.inputValue(), 'half a question')
     await message.press('Enter')
     await page.getByRole('article').getByText('Total').waitFor()
-    assert.equal(await readable(page), '[{},{},""]')
+    assert.match(await readable(page), KEY_ONLY)
     await message.fill('another')
     await page.getByRole('button', { name: 'Account' }).click()
     await page.getByRole('menuitem', { name: 'Sign out' }).click()
@@ -303,7 +382,7 @@ describe('coming back to the console', function () {
     assert.equal(await dialog.getByLabel('URL').inputValue(), 'https://example.com/hook')
     await dialog.getByRole('button', { name: 'Discard' }).click()
     assert.equal(await dialog.getByLabel('URL').inputValue(), '')
-    assert.equal(await readable(page), '[{},{},""]')
+    assert.match(await readable(page), KEY_ONLY)
   })
 
   it('shows an error and loads again where a script does not arrive, and keeps the page offline', async () => {

@@ -4,10 +4,14 @@ import { idleSeconds } from './input.ts'
 
 /**
  * Access token of the user, in the memory of the tabs of this browser, which give it to each other. The refresh token is
- * in a cookie that no script can read. Nothing is stored except the pending sign-in, from the redirect to its return.
+ * in a cookie that no script can read, sealed by a key that is stored for this origin: other ports of the host, which
+ * get the cookie, have no key. Nothing else is stored but the pending sign-in, from the redirect to its return.
  */
 
 const PENDING = 'muster-sign-in'
+const KEY = 'muster-console-key'
+// biome-ignore lint/style/noRestrictedGlobals: the key is the one thing that outlives the tab
+const storage = localStorage
 const LOCK = 'muster-refresh'
 /** Time for which a tab waits for the tokens of another one. */
 const ANSWER_MS = 300
@@ -91,7 +95,11 @@ const signIn = oauth({
   baseUrl: location.origin,
   clientId: 'muster-console',
   store,
-  cookie: { path: '/oauth/console', fields: () => ({ idle_seconds: String(idleSeconds()) }) },
+  cookie: {
+    path: '/oauth/console',
+    headers: () => ({ 'muster-console-key': storage.getItem(KEY) ?? '' }),
+    fields: () => ({ idle_seconds: String(idleSeconds()) }),
+  },
 })
 
 /** Returns a valid access token. */
@@ -150,12 +158,32 @@ export function pendingAddress(): string {
 /** Completes the sign-in with the address to which the user returned; returns the address at which it started. */
 export async function finishSignIn(callbackUrl: string): Promise<string> {
   const returnTo = pendingAddress()
-  try {
-    await signIn.finish(callbackUrl)
-  } finally {
-    sessionStorage.removeItem(PENDING)
-  }
+  // No other tab may replace the cookie before the key is stored with which it is sealed.
+  await navigator.locks.request(LOCK, async () => {
+    const previous = storage.getItem(KEY)
+    storeKey(newKey())
+    try {
+      await signIn.finish(callbackUrl)
+    } catch (error) {
+      storeKey(previous)
+      throw error
+    } finally {
+      sessionStorage.removeItem(PENDING)
+    }
+  })
   return returnTo
+}
+
+/** Returns 32 random bytes in base64url. */
+const newKey = (): string =>
+  btoa(String.fromCharCode(...crypto.getRandomValues(new Uint8Array(32))))
+    .replaceAll('+', '-')
+    .replaceAll('/', '_')
+    .replaceAll('=', '')
+
+function storeKey(key: string | null): void {
+  if (key === null) storage.removeItem(KEY)
+  else storage.setItem(KEY, key)
 }
 
 /** Calls a function when the user is signed out, in this tab or in another. */
@@ -166,6 +194,7 @@ export function whenSignedOut(run: (reason: SignOutReason) => void): void {
 /** Signs the user out in all tabs. */
 export async function signOut(reason: SignOutReason): Promise<void> {
   const revoked = signIn.revoke()
+  storeKey(null)
   tell({ kind: 'out', reason })
   forget(reason)
   await revoked.catch(() => {})

@@ -6,6 +6,8 @@ import type { Config } from '../base/config.ts'
 
 /** The first user is created without a credential: `*` does not open it to every page that an operator visits. */
 const BOOTSTRAP_PATH = '/api/v1/users/bootstrap'
+/** The sign-in of the console, whose endpoints read a cookie. */
+const CONSOLE_PATH = '/oauth/console/'
 
 const MAX_HEADERS = 40
 const HEADER_NAME = /^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}$/
@@ -41,7 +43,7 @@ export function crossOrigin({ CORS_ALLOWED_ORIGINS, HEADER_PREFIX }: Config): Re
   }
   return cors<Request>((req, done) => {
     const path = req.path.toLowerCase().replace(/(?<!\/)\/+$/, '')
-    const isRefused = path === '/metrics' || (isOpen && path === BOOTSTRAP_PATH)
+    const isRefused = path === '/metrics' || path.startsWith(CONSOLE_PATH) || (isOpen && path === BOOTSTRAP_PATH)
     done(null, isRefused ? { origin: [] } : { ...shared, allowedHeaders: requestedHeaders(req) })
   })
 }

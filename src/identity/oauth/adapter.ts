@@ -194,12 +194,24 @@ async function revokeForRequest(services: Services, id: string): Promise<void> {
         : type === 'authorization_code'
           ? 'code_reuse'
           : 'device_code_reuse'
+  await revokeInRequest(services, ctx, id, reason)
+}
+
+/** Revokes a grant in a request to a protocol endpoint. */
+export async function revokeInRequest(
+  services: Services,
+  ctx: KoaContextWithOIDC,
+  id: string,
+  reason: RevokedBy,
+): Promise<void> {
   const request = {
     id: ctx.res.getHeader('X-Request-Id') as string,
     ip: senderIp(ctx) || null,
     userAgent: ctx.get('user-agent') || null,
   }
-  await withBudget(services, () => services.write(tx => revokeByProtocol(tx, id, reason, request)))
+  await withSignInBudget(services, senderNetwork(ctx), () =>
+    services.write(tx => revokeByProtocol(tx, id, reason, request)),
+  )
 }
 
 /** Grants are stored in our own table and written by consent. */

@@ -6,7 +6,7 @@ import { isLoopback, LOOPBACK } from '#core/net/loopback.ts'
 import { sha256Of } from '#core/secrets/digest.ts'
 import { CLI, CONSOLE } from '../grants/built-in-clients.ts'
 import { derivedKeys, signatureOf } from '../tokens/signatures.ts'
-import { consoleToken } from './console-cookie.ts'
+import { consoleRequest } from './console-cookie.ts'
 
 /** Built-in clients, and the rules for client metadata. */
 
@@ -110,22 +110,25 @@ export function overrideRefreshTokens({ RefreshToken }: Provider, config: Config
 export function overrideConsoleToken({ RefreshToken }: Provider): void {
   const { find } = RefreshToken
   RefreshToken.find = async function (this: typeof RefreshToken, ...[value, options]: Parameters<typeof find>) {
-    const token = consoleToken(Provider.ctx)
-    return token === null ? undefined : find.call(this, token ?? value, options)
+    const request = consoleRequest(Provider.ctx)
+    if (!request) return find.call(this, value, options)
+    return request.token === null ? undefined : find.call(this, request.token, options)
   } as typeof find
 }
 
 /**
  * Overrides three behaviours of the library's clients: secrets are compared by hash, as only the hash is stored, codes
- * are sent only in the query of a redirect, and the console gets tokens only where its refresh token becomes a cookie.
+ * are sent only in the query of a redirect, and the console gets tokens only where its refresh token becomes a cookie,
+ * sealed by the key of the page.
  */
 export function overrideClientMethods({ Client }: Provider): void {
   Client.prototype.responseModeAllowed = (mode, type) => mode === 'query' || (mode === 'fragment' && type !== 'code')
   const { grantTypeAllowed } = Client.prototype
   Client.prototype.grantTypeAllowed = function (type) {
-    const isElsewhere =
-      Provider.ctx?.oidc.route === 'token' && (consoleToken(Provider.ctx) !== undefined) !== (this.clientId === CONSOLE)
-    return !isElsewhere && grantTypeAllowed.call(this, type)
+    const request = consoleRequest(Provider.ctx)
+    const isElsewhere = Provider.ctx?.oidc.route === 'token' && (request !== undefined) !== (this.clientId === CONSOLE)
+    const isKeyless = type === 'authorization_code' && request?.box === null
+    return !isElsewhere && !isKeyless && grantTypeAllowed.call(this, type)
   }
   Client.prototype.compareClientSecret = async function (actual: string) {
     const stored = Buffer.from(this.clientSecret ?? '', 'hex')

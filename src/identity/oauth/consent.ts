@@ -2,12 +2,14 @@ import { z } from 'zod'
 import { canSeeProject } from '#core/api/access.ts'
 import { isIdOf, kinds, srn } from '#core/api/kind.ts'
 import { type Context, type Operation, operation } from '#core/api/operation.ts'
+import type { Config } from '#core/base/config.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
 import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import { idStatement, type Queryable, sql } from '#core/db/sql.ts'
 import type { Caller } from '#core/iam/caller.ts'
 import { sha256Of } from '#core/secrets/digest.ts'
+import { CONSOLE } from '../grants/built-in-clients.ts'
 import {
   ACT_AS_USER,
   ConsentModule,
@@ -157,6 +159,14 @@ async function requireProject(db: Queryable, caller: Caller, id: string): Promis
 }
 
 const DAY_MS = 86_400_000
+/** A page of the console reports its input: a thief could prolong a stolen sign-in forever. */
+const MAX_CONSOLE_MS = 2 * DAY_MS
+
+/** Returns the longest life of a grant to a client in milliseconds. */
+function longestLife({ OAUTH_GRANT_MAX_SECONDS, CONSOLE_IDLE_MINUTES }: Config, clientId: string): number {
+  const most = OAUTH_GRANT_MAX_SECONDS * 1000
+  return clientId === CONSOLE && CONSOLE_IDLE_MINUTES > 0 ? Math.min(most, MAX_CONSOLE_MS) : most
+}
 
 /** Inserts the grant and stores the decision in the request, which the library then resumes. */
 async function recordDecision(
@@ -184,7 +194,7 @@ async function recordDecision(
     const now = clock.now().getTime()
     const id = newId(grantKind.prefix)
     const chosen = body.expires_in_days === undefined ? Number.POSITIVE_INFINITY : body.expires_in_days * DAY_MS
-    const endsAt = now + Math.min(config.OAUTH_GRANT_MAX_SECONDS * 1000, chosen)
+    const endsAt = now + Math.min(longestLife(config, client.clientId), chosen)
     const life = Math.max(config.OAUTH_REFRESH_TOKEN_TTL_SECONDS, config.OAUTH_ACCESS_TOKEN_TTL_SECONDS)
     const openid_scopes = request.scopes.filter(scope => OPENID_SCOPES.includes(scope))
     await insertGrant(tx, {

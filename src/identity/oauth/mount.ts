@@ -182,9 +182,8 @@ async function handleRequest(services: Services, route: Route, req: Request, res
     req.headers.accept = 'application/json'
   }
   if (route.console) {
-    res.removeHeader('Access-Control-Allow-Origin')
     if (!isFromConsole(config, req)) return respondToStranger(res)
-    readConsoleCookie(config, req)
+    readConsoleCookie(services, req)
   }
   if (route.method === 'post') limitAnonymousBody(services, req, res)
   const seconds = await route.limit?.(services, req)

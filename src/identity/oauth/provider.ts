@@ -12,7 +12,8 @@ import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from '../gra
 import { findUsername } from '../grants/store.ts'
 import { withBudget } from '../sign-in/budget.ts'
 import { derivedKeys } from '../tokens/signatures.ts'
-import { adapterOf, currentGrant, resourcesOf } from './adapter.ts'
+import { verifyToken } from '../tokens/tokens.ts'
+import { adapterOf, currentGrant, resourcesOf, revokeInRequest } from './adapter.ts'
 import {
   checkClientMetadata,
   firstPartyClients,
@@ -22,7 +23,7 @@ import {
   overrideRefreshTokens,
   UNSAID,
 } from './clients.ts'
-import { clearConsoleCookie, consoleToken, setConsoleCookie } from './console-cookie.ts'
+import { clearConsoleCookie, consoleRequest, setConsoleCookie } from './console-cookie.ts'
 import { cookieNames } from './cookies.ts'
 import { METADATA_DOCUMENT_DRAFT } from './draft.ts'
 import { signingKeys } from './keys.ts'
@@ -94,7 +95,7 @@ async function completeResponse(services: Services, ctx: KoaContextWithOIDC, nex
     ctx.status = 429
     ctx.set('Retry-After', String(RETRY_SECONDS))
   }
-  if (consoleToken(ctx) !== undefined && completeConsoleResponse(services, ctx, name)) return
+  if (await completeConsoleResponse(services, ctx, name)) return
   const error = String(body?.error)
   const isGuess =
     name === 'token'
@@ -104,23 +105,60 @@ async function completeResponse(services: Services, ctx: KoaContextWithOIDC, nex
 }
 
 /**
- * Moves the refresh token of the console from the response to the cookie of the browser. A browser without the cookie
- * gets 204: it is not signed in, which is no failure. Returns whether the response is complete.
+ * Moves the refresh token of the console from the response to the cookie of the browser. A browser without a cookie of
+ * the page gets 204: it is not signed in, which is no failure. Nor is a cookie whose sign-in has ended: only this
+ * deployment makes cookies, so none is a guess. Returns whether the response is complete.
  */
-function completeConsoleResponse({ config }: Services, ctx: KoaContextWithOIDC, route: string | undefined): boolean {
+async function completeConsoleResponse(
+  services: Services,
+  ctx: KoaContextWithOIDC,
+  route: string | undefined,
+): Promise<boolean> {
+  const { config } = services
+  const request = consoleRequest(ctx)
   const res = ctx.res as Response
   const body = ctx.body as Record<string, unknown> | undefined
-  if (route === 'revocation' && ctx.status === 200) clearConsoleCookie(config, res)
-  if (route !== 'token') return false
-  if (consoleToken(ctx) === null && ctx.oidc.params?.grant_type === 'refresh_token') {
-    ctx.status = 204
-    return true
+  if (request && route === 'revocation' && ctx.status === 200) {
+    clearConsoleCookie(config, res)
+    await revokeByAccessToken(services, ctx)
+  }
+  if (!request || route !== 'token') return false
+  if (ctx.oidc.params?.grant_type === 'refresh_token') {
+    if (request.token === null) {
+      if (request.hasCookie) clearConsoleCookie(config, res)
+      ctx.status = 204
+      return true
+    }
+    if (body?.error === 'invalid_grant') {
+      clearConsoleCookie(config, res)
+      return true
+    }
   }
   const { RefreshToken: token } = ctx.oidc.entities
   if (ctx.status !== 200 || !body || !token) return false
-  setConsoleCookie(config, res, String(body.refresh_token), token.expiration)
+  setConsoleCookie(config, res, request, String(body.refresh_token), token.expiration)
   delete body.refresh_token
   return true
+}
+
+/**
+ * Ends the sign-in of the console to which the access token of the page belongs, whether or not the browser still has
+ * the cookie: a copy of the cookie must not outlive a sign-out. A token that has expired does so as well.
+ */
+async function revokeByAccessToken(services: Services, ctx: KoaContextWithOIDC): Promise<void> {
+  const { access_token: token } = (ctx.oidc.body ?? {}) as { access_token?: unknown }
+  if (typeof token !== 'string') return
+  const beforeExpiry = { now: () => new Date(0) }
+  const claims = await verifyToken({ config: services.config, clock: beforeExpiry }, ['oauth'], token)
+  const grantId = claims?.client_id === CONSOLE ? claims.gid : undefined
+  if (typeof grantId !== 'string' || grantId === ctx.oidc.entities.RefreshToken?.grantId) return
+  try {
+    await revokeInRequest(services, ctx, grantId, 'client')
+  } catch (error) {
+    ctx.status = 500
+    ctx.body = { error: 'server_error', error_description: 'the sign-in has not ended' }
+    respondToFailure(services, ctx, error as Error)
+  }
 }
 
 /** Responds to failures that the caller did not cause, with a retryable error if the database is unavailable. */
