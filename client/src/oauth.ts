@@ -31,11 +31,6 @@ export type OAuthOptions = {
   /** Default: the memory of this object. */
   store?: OAuthStore
   fetch?: typeof fetch
-  /**
-   * For a page of the service itself: path of endpoints `/token` and `/revoke` that keep the refresh token in a cookie of
-   * the browser, which no script can read. `headers` are sent with each request there, `fields` with those for tokens.
-   */
-  cookie?: { path: string; headers?(): Record<string, string>; fields?(): Record<string, string> }
 }
 
 /** A refusal of the authorization server. */
@@ -64,22 +59,17 @@ const TIMEOUT_MS = 30_000
 const refreshes = new WeakMap<OAuthStore, Promise<string>>()
 
 /** Signs a user in with a code and PKCE, and keeps the tokens valid. A client takes `token: () => signIn.token()`. */
-export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.fetch, cookie }: OAuthOptions) {
+export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.fetch }: OAuthOptions) {
   const base = new URL(baseUrl)
-  const root = base.href.replace(/\/$/, '')
   let endpoints: Promise<Endpoints> | undefined
 
-  const request = async (
-    url: string,
-    form?: Record<string, string>,
-    headers?: Record<string, string>,
-  ): Promise<any> => {
+  const request = async (url: string, form?: Record<string, string>): Promise<any> => {
     let response: Response
     let text: string
     try {
       response = await fetch(url, {
         method: form ? 'POST' : 'GET',
-        headers: { accept: 'application/json', ...headers },
+        headers: { accept: 'application/json' },
         body: form ? new URLSearchParams(form) : undefined,
         redirect: 'error',
         signal: AbortSignal.timeout(TIMEOUT_MS),
@@ -102,7 +92,7 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
    */
   const discover = (): Promise<Endpoints> => {
     endpoints ??= (async () => {
-      const found: Endpoints = await request(`${root}/.well-known/oauth-authorization-server`)
+      const found: Endpoints = await request(`${base.href.replace(/\/$/, '')}/.well-known/oauth-authorization-server`)
       const { issuer, authorization_endpoint, token_endpoint, revocation_endpoint } = found
       for (const url of [issuer, authorization_endpoint, token_endpoint, revocation_endpoint])
         if (new URL(url).origin !== base.origin) throw new NoAnswer('redirect', 'the sign-in has another origin')
@@ -115,12 +105,10 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
   }
 
   const redeem = async (tokenEndpoint: string, form: Record<string, string>): Promise<OAuthTokens> => {
-    const { access_token, refresh_token, scope, expires_in } = await request(
-      tokenEndpoint,
-      { client_id: clientId, ...form, ...cookie?.fields?.() },
-      cookie?.headers?.(),
-    )
-    if (!access_token) throw new OAuthError('login_required', 'no user is signed in')
+    const { access_token, refresh_token, scope, expires_in } = await request(tokenEndpoint, {
+      client_id: clientId,
+      ...form,
+    })
     const tokens = { access_token, refresh_token, scope, expires_at: Date.now() + Number(expires_in) * 1000 }
     await store.set({ tokens })
     return tokens
@@ -128,17 +116,12 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
 
   const isFresh = (tokens: OAuthTokens): boolean => tokens.expires_at - EARLY_MS > Date.now()
 
-  /** Refreshes unless the store has a fresh token, other than `replaced`. */
-  const refresh = async (replaced?: string): Promise<string> => {
+  const refresh = async (): Promise<string> => {
     const run = async () => {
       // Another process may have refreshed meanwhile.
       const tokens = (await store.get())?.tokens
-      if (tokens && isFresh(tokens) && tokens.access_token !== replaced) return tokens.access_token
-      if (cookie) {
-        const form = { grant_type: 'refresh_token', refresh_token: 'cookie' }
-        return (await redeem(`${root}${cookie.path}/token`, form)).access_token
-      }
       if (!tokens) throw new OAuthError('login_required', 'no user is signed in')
+      if (isFresh(tokens)) return tokens.access_token
       const { refresh_token } = tokens
       if (!refresh_token) throw new OAuthError('login_required', 'the sign-in has expired')
       const { token_endpoint } = await discover()
@@ -146,11 +129,6 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
       return next.access_token
     }
     return store.exclusive ? store.exclusive(run) : run()
-  }
-  const refreshOnce = (replaced?: string): Promise<string> => {
-    const running = refreshes.get(store) ?? refresh(replaced).finally(() => refreshes.delete(store))
-    refreshes.set(store, running)
-    return running
   }
 
   return {
@@ -162,8 +140,7 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
       redirectUri: string
       scope?: string
     }): Promise<{ url: string; state: string }> {
-      const { authorization_endpoint, issuer, token_endpoint } = await discover()
-      const tokenEndpoint = cookie ? `${root}${cookie.path}/token` : token_endpoint
+      const { authorization_endpoint, issuer, token_endpoint: tokenEndpoint } = await discover()
       const state = randomKey()
       const verifier = randomKey() + randomKey()
       await store.set({ pending: { state, verifier, redirectUri, issuer, tokenEndpoint } })
@@ -205,26 +182,15 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
     async token(): Promise<string> {
       const tokens = (await store.get())?.tokens
       if (tokens && isFresh(tokens)) return tokens.access_token
-      return refreshOnce()
+      const running = refreshes.get(store) ?? refresh().finally(() => refreshes.delete(store))
+      refreshes.set(store, running)
+      return running
     },
-
-    /**
-     * Returns another access token than this one, which the service refused or which shall last longer.
-     * @throws OAuthError `login_required` or `invalid_grant` if the sign-in has ended
-     */
-    renew: (replaced: string): Promise<string> => refreshOnce(replaced),
 
     /** Ends the sign-in, here even if the service does not answer. */
     async revoke(): Promise<void> {
-      // The caller may forget what the headers contain as soon as this has begun.
-      const headers = cookie?.headers?.()
-      const { access_token, refresh_token } = (await store.get())?.tokens ?? {}
+      const refresh_token = (await store.get())?.tokens?.refresh_token
       await store.set(null)
-      if (cookie) {
-        const form = { client_id: clientId, token: 'cookie', ...(access_token ? { access_token } : {}) }
-        await request(`${root}${cookie.path}/revoke`, form, headers)
-        return
-      }
       if (!refresh_token) return
       const { revocation_endpoint } = await discover()
       await request(revocation_endpoint, {

@@ -44,11 +44,12 @@ function shownBy(page: string): Map<string, string> {
 
 const QUICK_STARTS = fs.readdirSync(path.join(root, 'docs')).filter(name => name.startsWith('quick-start-'))
 
-/** Sections that install or start what the others run against; test/bin/up.test.ts and examples.test.ts do that. */
+/** Sections that install or start what the others run against; other tests do that. */
 const STARTING = [
   'CONTRIBUTING.md: Setting up',
   'README.md: Running it',
   'README.md: Try it',
+  'docs/install.md: # Install',
   'examples/README.md: Webhook receiver',
 ]
 

@@ -69,7 +69,9 @@ describe('exceptions', () => {
       }),
     )
     const [item] = await filed(1)
-    const { id, created_at, updated_at, last_seen_at, ...rest } = item
+    const { actor_id, actor_name, actor_external_id, agent_name, ...record } = item
+    assert.deepEqual([actor_id, actor_name, actor_external_id, agent_name], [null, null, null, null])
+    const { id, created_at, updated_at, last_seen_at, ...rest } = record
     assert.match(id, /^exc_[0-9a-z]{26}$/)
     assert.ok(created_at && updated_at && last_seen_at)
     assert.deepEqual(rest, {
@@ -88,10 +90,10 @@ describe('exceptions', () => {
       resolved_by: null,
       resolution_note: null,
     })
-    assert.deepEqual((await project.key.get(`/exceptions/${id}`)).body, item)
+    assert.deepEqual((await project.key.get(`/exceptions/${id}`)).body, record)
     assert.deepEqual(
       (await events('exceptions.created')).map(({ data }) => data),
-      [item],
+      [record],
     )
     const [entry] = (await project.key.get('/activity')).body.data
     assert.deepEqual(

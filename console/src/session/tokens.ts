@@ -8,6 +8,7 @@ import { idleSeconds } from './input.ts'
  * get the cookie, have no key. Nothing else is stored but the pending sign-in, from the redirect to its return.
  */
 
+const CLIENT = 'muster-console'
 const PENDING = 'muster-sign-in'
 const KEY = 'muster-console-key'
 // biome-ignore lint/style/noRestrictedGlobals: the key is the one thing that outlives the tab
@@ -31,6 +32,8 @@ export type SignOutReason = 'chosen' | 'idle' | 'expired' | 'otherUser'
 let tokens: OAuthTokens | undefined
 let issuedAt = 0
 let replacedAt = 0
+/** An access token that is to be replaced before its end. */
+let replaced: string | undefined
 let onSignOut: (reason: SignOutReason) => void = () => {}
 let received: () => void = () => {}
 
@@ -67,10 +70,19 @@ async function requestTokens(): Promise<void> {
   await Promise.race([answered, new Promise(resolve => setTimeout(resolve, ANSWER_MS))])
 }
 
+/** The refresh token of the client, in place of the one in the cookie. */
+const IN_COOKIE = 'cookie'
+const NO_TOKENS: OAuthTokens = { access_token: '', expires_at: 0 }
+
 const store: OAuthStore = {
   get: () => {
     const pending = sessionStorage.getItem(PENDING)
-    return { tokens, ...(pending ? { pending: JSON.parse(pending) as Pending } : {}) }
+    const current = tokens ?? NO_TOKENS
+    const expires_at = current.access_token === replaced ? 0 : current.expires_at
+    return {
+      tokens: { ...current, expires_at, refresh_token: IN_COOKIE },
+      ...(pending ? { pending: JSON.parse(pending) as Pending } : {}),
+    }
   },
   set: session => {
     if (session?.pending)
@@ -93,14 +105,28 @@ const store: OAuthStore = {
 let wanted = '/app'
 const signIn = oauth({
   baseUrl: location.origin,
-  clientId: 'muster-console',
+  clientId: CLIENT,
   store,
-  cookie: {
-    path: '/oauth/console',
-    headers: () => ({ 'muster-console-key': storage.getItem(KEY) ?? '' }),
-    fields: () => ({ idle_seconds: String(idleSeconds()) }),
-  },
+  fetch: (url, init) => requestTokensByCookie(String(url), init),
 })
+
+/**
+ * Sends requests for tokens to the endpoints of the console, which read and write the cookie. A browser without the cookie
+ * gets 204.
+ */
+async function requestTokensByCookie(url: string, init: RequestInit = {}): Promise<Response> {
+  const address = url.replace(/\/oauth\/token$/, '/oauth/console/token')
+  const { body } = init
+  if (body instanceof URLSearchParams) body.set('idle_seconds', String(idleSeconds()))
+  const answer = await send(address, init, storage.getItem(KEY))
+  if (answer.status !== 204) return answer
+  const refusal = { error: 'login_required', error_description: 'no user is signed in' }
+  return Response.json(refusal, { status: 400 })
+}
+
+const send = (url: string, init: RequestInit, key: string | null): Promise<Response> =>
+  // biome-ignore lint/style/noRestrictedGlobals: the client takes a function that sends requests for tokens
+  fetch(url, { ...init, headers: { ...init.headers, 'muster-console-key': key ?? '' } })
 
 /** Returns a valid access token. */
 export const accessToken = (): Promise<string> => signIn.token()
@@ -120,12 +146,20 @@ export async function resume(): Promise<boolean> {
   }
 }
 
+function renew({ access_token }: OAuthTokens): Promise<string> {
+  replaced = access_token
+  return accessToken()
+}
+
 /** Replaces tokens that the service refuses, and signs out where the sign-in has ended; true if there are others. */
 export async function replaceTokens(): Promise<boolean> {
-  if (!tokens || Date.now() - issuedAt < FRESH_MS) return false
+  if (!tokens) return false
+  const refused = tokens.access_token
+  await new Promise(resolve => setTimeout(resolve, Math.max(0, issuedAt + FRESH_MS - Date.now())))
+  if (tokens?.access_token !== refused) return tokens !== undefined
   try {
     if (Date.now() - replacedAt < CURE_MS) throw new OAuthError('login_required', 'the service refuses new tokens')
-    await signIn.renew(tokens.access_token)
+    await renew(tokens)
     replacedAt = Date.now()
     return true
   } catch (error) {
@@ -138,7 +172,7 @@ export async function replaceTokens(): Promise<boolean> {
 export function prolong(afterMs: number): void {
   if (!tokens || Date.now() - issuedAt < afterMs) return
   // A request that needs a token reports what failed.
-  signIn.renew(tokens.access_token).catch(() => {})
+  renew(tokens).catch(() => {})
 }
 
 /** Sends the user to the sign-in, which returns to an address of the console. `link`: token of a sign-in link. */
@@ -193,11 +227,18 @@ export function whenSignedOut(run: (reason: SignOutReason) => void): void {
 
 /** Signs the user out in all tabs. */
 export async function signOut(reason: SignOutReason): Promise<void> {
-  const revoked = signIn.revoke()
+  // Before the key and the token are forgotten.
+  const revoked = revoke(storage.getItem(KEY), tokens?.access_token)
   storeKey(null)
   tell({ kind: 'out', reason })
   forget(reason)
   await revoked.catch(() => {})
+}
+
+/** Ends the sign-in at the service, by the cookie and by the access token. */
+function revoke(key: string | null, access_token: string | undefined): Promise<unknown> {
+  const body = new URLSearchParams({ client_id: CLIENT, token: IN_COOKIE, ...(access_token ? { access_token } : {}) })
+  return send(`${location.origin}/oauth/console/revoke`, { method: 'POST', body, keepalive: true }, key)
 }
 
 function forget(reason: SignOutReason): void {

@@ -31,6 +31,7 @@ let examples: Examples | undefined
 /** Values of path parameters that do not follow from their names. */
 const PATH_VALUES: Record<string, string> = {
   version: '1',
+  step: '1',
   token: 'upt_4c1b0f7e2a9d',
   step_key: 'check',
   link_id: '1',

@@ -1,7 +1,7 @@
 import type { ModelMessage, ModelRequest, PromptMessage } from '#execution/providers/model-messages.ts'
 import type { VendorTools } from '#execution/providers/options/vendor-tool-settings.ts'
 
-/** A request of a step as sent, without what is stored elsewhere: messages of the turn, and texts of its search. */
+/** A request of a step as sent, without the messages of the turn, which are stored elsewhere, and the texts of its search. */
 export type SentRequest = Pick<ModelRequest, 'system' | 'tools' | 'tool_choice'> & {
   output_schema: Record<string, unknown> | null
   vendor_tools: VendorTools | null

@@ -65,7 +65,7 @@ export const getStepRequest: Operation = itemOperation(generationAsTrace, {
   path: '/generations/{generation_id}/steps/{step}/request',
   summary: 'Get the model request of a step',
   description:
-    'Returns what the step sent to its model, as it was before the vendor format; what the agent defines is null without permission to get the agent. Not available while the model answers, for erased or unstored content, and for agents of other projects.',
+    'Returns what the step sent to its model, before its conversion for the vendor; what the agent defines is null without permission to get the agent. Not available while the model answers, for erased or unstored content, and for agents of other projects.',
   tag: 'Generations',
   action: 'traces:GetTrace',
   alsoActions: ['agents:GetAgent'],
@@ -91,7 +91,7 @@ async function mayGetAgent({
 const hidden = (fields: object) => Object.fromEntries(Object.keys(fields).map(name => [name, null]))
 
 /**
- * Returns a stored request, with the fields that the agent defines apart.
+ * Returns a stored request, with the fields that the agent defines in `ofAgent`.
  * @throws GENERATION_CONTENT_UNAVAILABLE, RESOURCE_NOT_FOUND, FILE_STORAGE_MISCONFIGURED
  */
 async function readStepRequest(services: Services, generation: GenerationRow, n: number) {
