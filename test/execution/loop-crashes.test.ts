@@ -65,7 +65,7 @@ describe('workers killed in turns with tools', function () {
     app = await startAgentApp({
       workers: [],
       env: FAST,
-      actions: ['agents:CreateAgentGeneration', 'generations:*', 'traces:*'],
+      actions: ['agents:CreateAgentGeneration', 'agents:GetAgent', 'generations:*', 'traces:*'],
     })
   })
   afterEach(async () => {
