@@ -2,7 +2,7 @@ import { timingSafeEqual } from 'node:crypto'
 import { promisify } from 'node:util'
 import { brotliCompress, constants, gzip } from 'node:zlib'
 import type { Express, NextFunction, Request, Response } from 'express'
-import { etagMatches, etagOf } from '../api/etag.ts'
+import { etagOf } from '../api/etag.ts'
 import type { Operation } from '../api/operation.ts'
 import { AppError, errorBody, errorDocument, serviceNotReady } from '../base/errors.ts'
 import { collectProcess, registry, reportPool, reportWaitingRows, setQueueDepthSource } from '../base/metrics.ts'
@@ -15,6 +15,7 @@ import { sha256Of } from '../secrets/digest.ts'
 import { waitingRowAges } from '../work/waiting-rows.ts'
 import { deployedSite, descriptionText } from './documents.ts'
 import { allHealthy, type Checks, readinessHandler } from './health.ts'
+import { answersNotModified } from './not-modified.ts'
 import { mountPackages } from './packages.ts'
 
 /** A document, generated once and compressed once per requested encoding. */
@@ -56,10 +57,8 @@ const cache = ({ type, text, policy }: DocsFile, level = BROTLI_LEVEL): CachedDo
 })
 
 async function send(req: Request, res: Response, document: CachedDocument): Promise<void> {
-  res.setHeader('ETag', document.tag)
   res.setHeader('Cache-Control', 'max-age=60')
-  const ifNoneMatch = req.headers['if-none-match']
-  if (ifNoneMatch !== undefined && etagMatches(ifNoneMatch, document.tag)) return void res.status(304).end()
+  if (answersNotModified(req, res, document.tag)) return
   res.setHeader('Content-Type', document.type)
   if (document.policy) res.setHeader('Content-Security-Policy', document.policy)
   // Pictures are compressed already.

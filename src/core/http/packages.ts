@@ -2,8 +2,8 @@ import { createHash } from 'node:crypto'
 import { existsSync, readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import type { Express, Request, Response } from 'express'
-import { etagMatches } from '../api/etag.ts'
 import { AppError } from '../base/errors.ts'
+import { answersNotModified } from './not-modified.ts'
 
 /**
  * GET /packages/...: clients and the command line of this version, for installs without a registry. Served from memory after
@@ -55,10 +55,8 @@ export function mountPackages(app: Express, directory = PACKAGES): void {
           : 'The packages are not built. Run npm run build.',
       })
     const { path, tag, content } = file
-    res.setHeader('ETag', tag)
     res.setHeader('Cache-Control', req.path === path ? 'no-cache' : 'public, max-age=31536000, immutable')
-    const ifNoneMatch = req.headers['if-none-match']
-    if (ifNoneMatch !== undefined && etagMatches(ifNoneMatch, tag)) return void res.status(304).end()
+    if (answersNotModified(req, res, tag)) return
     res.setHeader('Content-Type', TYPES[path.split('.').at(-1) as string])
     res.setHeader('Content-Length', content.length)
     res.end(content)

@@ -1,10 +1,10 @@
 import { randomBytes } from 'node:crypto'
 import { fileURLToPath } from 'node:url'
 import { type Express, type NextFunction, type Request, type Response, Router } from 'express'
-import { etagMatches } from '#core/api/etag.ts'
 import { AppError } from '#core/base/errors.ts'
 import { release } from '#core/base/release.ts'
 import type { Services } from '#core/base/services.ts'
+import { answersNotModified } from '#core/http/not-modified.ts'
 import { isEnabled as isCompanySignInEnabled } from '../company-sign-in/provider.ts'
 import { hasUsers } from '../users/store.ts'
 import { type Asset, readConsole } from './assets.ts'
@@ -98,10 +98,8 @@ function sendAsset({ type, tag, bodies }: Asset, req: Request, res: Response): v
   res.set(headersOf('none'))
   res.setHeader('Content-Type', type)
   res.setHeader('Cache-Control', 'public, max-age=31536000, immutable')
-  res.setHeader('ETag', tag)
   res.setHeader('Vary', 'Accept-Encoding')
-  const ifNoneMatch = req.headers['if-none-match']
-  if (ifNoneMatch !== undefined && etagMatches(ifNoneMatch, tag)) return void res.status(304).end()
+  if (answersNotModified(req, res, tag)) return
   const accepted = req.acceptsEncodings('br', 'gzip', 'identity')
   const encoding = accepted === 'br' || accepted === 'gzip' ? accepted : null
   const body = encoding && bodies[encoding]

@@ -51,21 +51,18 @@ export function PlaygroundLink({ agentId, prompt }: { agentId: string; prompt: s
   )
 }
 
-const useStepRequest = (turnId: string, step: number, enabled: boolean) =>
-  useQuery({
-    queryKey: ['generation', turnId, 'request', step],
-    queryFn: async ({ signal }) =>
-      getGenerationStepRequest(api, { generation_id: turnId, step: String(step) }, { signal }),
-    enabled,
-    staleTime: Number.POSITIVE_INFINITY,
-  })
-
 const isEmpty = (value: object | null): boolean => value === null || Object.keys(value).length === 0
 
 /** What a step sent to its model, read when it is opened. */
 export function StepRequest({ turnId, step }: { turnId: string; step: number }) {
   const [isOpen, setIsOpen] = useState(false)
-  const request = useStepRequest(turnId, step, isOpen)
+  const request = useQuery({
+    queryKey: ['generation', turnId, 'request', step],
+    queryFn: async ({ signal }) =>
+      getGenerationStepRequest(api, { generation_id: turnId, step: String(step) }, { signal }),
+    enabled: isOpen,
+    staleTime: Number.POSITIVE_INFINITY,
+  })
   if (!isOpen)
     return (
       <Button variant="default" onClick={() => setIsOpen(true)} style={{ alignSelf: 'start' }}>
