@@ -50,7 +50,7 @@ describe('the context of an approval', function () {
     const { messages, actor, ...rest } = found
     assert.deepEqual({ ...actor, id: null }, { id: null, name: 'Ann', external_id: 'crm-1' })
     assert.deepEqual(rest, {
-      id: approval.id,
+      approval_id: approval.id,
       agent: { id: agent_id, name: 'Desk' },
       guardrail: { id: guardrail.id, name: 'Refunds', version: 1, document: RULES },
       tool: { id: null, name: 'refund', parameters: PARAMETERS, presets: ['account'] },
@@ -79,7 +79,7 @@ describe('the context of an approval', function () {
       'sessions:ListSessionMessages': ['messages'],
     }
     for (const [action, visible] of Object.entries(parts)) {
-      const { id: _, ...found } = await context(await allowed('approvals:GetApproval', action))
+      const { approval_id: _, ...found } = await context(await allowed('approvals:GetApproval', action))
       const present = Object.keys(found).filter(name => found[name] !== null)
       assert.deepEqual(present.toSorted(), visible.toSorted(), action)
     }

@@ -108,10 +108,14 @@ export const explanationOf = (task: Task): any[] => partsOf(task.status?.message
 export const send = async (client: Client, ...args: Parameters<typeof params>): Promise<Task> =>
   (await client.sendMessage(params(...args))) as Task
 
-/** Collects the items of a stream. */
-export async function collect(stream: AsyncIterable<StreamResponse>): Promise<any[]> {
+/** Collects the items of a stream, and calls a function after the first. */
+export async function collect(
+  stream: AsyncIterable<StreamResponse>,
+  onFirst: () => Promise<unknown> = async () => {},
+): Promise<any[]> {
   const items: any[] = []
-  for await (const { payload } of stream) items.push({ type: payload?.$case, ...(payload?.value as object) })
+  for await (const { payload } of stream)
+    if (items.push({ type: payload?.$case, ...(payload?.value as object) }) === 1) await onFirst()
   return items
 }
 

@@ -94,9 +94,7 @@ describe('tasks of A2A clients', () => {
     await app.atGate(gate)
     abort.abort()
     await stream.next().catch(() => {})
-    const resumed = collect(client.resubscribeTask({ tenant: '', id }))
-    await app.openGate(gate)
-    const items = await resumed
+    const items = await collect(client.resubscribeTask({ tenant: '', id }), () => app.openGate(gate))
     assert.deepEqual([items[0].id, textOfUpdates(items), statesOf(items).at(-1)], [id, 'slow answer', 'COMPLETED'])
     const ended = await rpc(app, app.key, agentId, 'SubscribeToTask', { id })
     assert.equal(ended.body.error.code, -32004)

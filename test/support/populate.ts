@@ -151,6 +151,7 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
     firing_id: one('trg_fire'),
     evidence_id: one('case_evd'),
     execution_id: one('pbk_exec'),
+    step: '1',
     step_key: 'a',
     link_id: one('case_link'),
     message_document_id: message.document_id,

@@ -16,7 +16,7 @@ const nullableText = z.string().nullable()
 
 const ApprovalContext = z
   .object({
-    id: z.string().describe('ID of the approval'),
+    approval_id: z.string().describe('ID of the approval'),
     actor: z
       .object({ id: z.string(), name: z.string().describe('Display name'), external_id: nullableText })
       .nullable()
@@ -85,7 +85,7 @@ function presentContext({ resource, allowed }: Pick<Context<unknown, unknown, Ap
   const { actor_row: actor, agent_row: agent, guardrail_row: guardrail, session_row } = row
   const tool = visibleTool(row, mayRead)
   return {
-    id: row.id,
+    approval_id: row.id,
     actor:
       actor && mayRead('actors:GetActor', actorKind, actor)
         ? { id: actor.id, name: actor.name, external_id: actor.external_id }
