@@ -55,7 +55,7 @@ const fields = {
     .nullable()
     .describe("Base URL of the API, instead of the vendor's. Required for gateway and custom."),
   config: z
-    .record(z.string(), z.unknown())
+    .record(z.string(), z.unknown().meta({ 'x-secret': true }))
     .nullable()
     .describe(
       'Settings of the type, such as region, api_version or headers; `dialect` of a custom, gateway or ollama provider, such as `mistral`, `deepseek` or `vllm`; `auth: bearer` of an anthropic provider behind a gateway; and `models` with the inputs of models: `{ "<model>": { "input": ["text", "image", "pdf", "audio"] } }`. Credentials, and headers other than well-known ones such as user-agent, are masked as `***`.',
