@@ -2,6 +2,7 @@ import { Client } from '@muster/client'
 import { ingestDocument, uploadFile } from '@muster/client/operations'
 import { type QueryClient, useQuery, useQueryClient } from '@tanstack/react-query'
 import { api } from './api.ts'
+import { confirmUnload } from './leaving.ts'
 import { accessToken } from './session/tokens.ts'
 
 /** Uploads that are sent concurrently; the others wait. */
@@ -61,9 +62,9 @@ export function useUploads(projectId: string) {
   const cache = useQueryClient()
   const { data: uploads } = useQuery<Upload[]>({
     queryKey: uploadsKey(projectId),
-    queryFn: () => [],
+    // Reading everything again must not replace them.
+    enabled: false,
     initialData: [],
-    staleTime: Number.POSITIVE_INFINITY,
     gcTime: Number.POSITIVE_INFINITY,
   })
   const write = (change: (uploads: Upload[]) => Upload[]) =>
@@ -100,11 +101,10 @@ async function next(): Promise<void> {
   const job = waiting.shift()
   if (!job) return
   sending++
-  // The browser requires a confirmation before it leaves the page.
-  window.onbeforeunload = event => event.preventDefault()
+  const release = confirmUnload()
   await job()
   sending--
-  if (sending === 0) window.onbeforeunload = null
+  release()
   void next()
 }
 

@@ -208,11 +208,15 @@ describe('decisions in the console', function () {
       await amount.press('Enter')
       await card(page).getByText(': sent in').waitFor()
     }
+    const undo = async () => {
+      await page.keyboard.press('u')
+      await card(page).getByRole('button', { name: 'Approve', exact: true }).waitFor()
+    }
     await page.keyboard.press('r')
     await page.getByLabel('Reason').fill('not ours')
     await page.keyboard.press('Enter')
     await card(page).getByText('not ours').waitFor()
-    await page.keyboard.press('u')
+    await undo()
     await page.keyboard.press('r')
     await page.getByLabel('Reason').waitFor()
     assert.equal(await page.getByLabel('Reason').inputValue(), 'not ours')
@@ -221,9 +225,7 @@ describe('decisions in the console', function () {
     await edit(String(approval.proposed_action.arguments.amount))
     await amount.fill('7')
     await approve()
-    await page.keyboard.press('u')
-    await edit('7')
-    await approve()
+    await undo()
     await go(page, at('start'))
     await page.getByRole('article').waitFor({ state: 'detached' })
     await go(page, at('inbox'))
@@ -300,7 +302,7 @@ describe('decisions in the console', function () {
     await isNarrow('decision')
   })
 
-  it('undoes a decision, and sends nothing of the view that is left', async () => {
+  it('undoes a decision, also from another view, and sends the others from there', async () => {
     const approval = await proposed()
     const { page, sent, problems } = await inboxOf('rosa')
     await page.keyboard.press('a')
@@ -312,8 +314,9 @@ describe('decisions in the console', function () {
     await card(page).getByText(': sent in').waitFor()
     await go(page, at('start'))
     await page.getByRole('article').waitFor({ state: 'detached' })
-    await endUndo(page)
     await go(page, at('inbox'))
+    await card(page).getByRole('button', { name: 'Undo' }).click()
+    await endUndo(page)
     await card(page).getByRole('button', { name: 'Approve', exact: true }).waitFor()
     assert.deepEqual(sent, [])
     assert.equal(await statusOf(approval), 'pending')
@@ -321,6 +324,8 @@ describe('decisions in the console', function () {
     await page.getByLabel('Reason').fill('not ours')
     await page.keyboard.press('Enter')
     await card(page).getByText('not ours').waitFor()
+    await go(page, at('start'))
+    await page.getByRole('article').waitFor({ state: 'detached' })
     await endUndo(page)
     assert.equal((await decided(approval, 'rejected')).resolution_reason, 'not ours')
     assert.deepEqual(problems, [])

@@ -77,7 +77,7 @@ function ApprovalList({ rows, total, mayDecide }: { rows: ApprovalEntry[]; total
   const [selected, setSelected] = useState<string[]>([])
   const [rejected, setRejected] = useState<ApprovalEntry[] | null>(null)
   const [editedId, setEditedId] = useState<string | null>(null)
-  const { pending, refused, decide, undo, dismiss } = useDecisions()
+  const { pending, refused, decide, undo, dismiss } = useDecisions(useProjectId())
   const { at, row: current, setCurrent, goTo } = useCurrentRow(rows)
   const decisionOn = (id: string) => pending.find(each => each.rows.some(row => row.id === id))
   const open = rows.filter(({ id }) => !decisionOn(id))

@@ -1,9 +1,9 @@
 import { notifications } from '@mantine/notifications'
 import { type Approval, errorOf } from '@muster/client'
 import { approveApproval, getApproval, rejectApproval, resolveApprovals } from '@muster/client/operations'
-import { useQueryClient } from '@tanstack/react-query'
-import { useEffect, useRef, useState } from 'react'
+import { useQuery, useQueryClient } from '@tanstack/react-query'
 import { api } from '#api.ts'
+import { confirmUnload } from '#leaving.ts'
 import { forgetScope } from '#session/drafts.ts'
 import * as strings from '#strings.ts'
 
@@ -44,32 +44,50 @@ async function send({ rows, status, reason, edited }: Terms): Promise<Map<string
   return new Map()
 }
 
-/**
- * Decisions that wait for the time in which they can be undone. They are kept by the view only: what has not been sent when
- * it is left, or its tab closed, is forgotten.
- */
-export function useDecisions() {
-  const cache = useQueryClient()
-  const [pending, setPending] = useState<PendingDecision[]>([])
-  const [refused, setRefused] = useState<Refusal[]>([])
-  const timers = useRef(new Map<number, ReturnType<typeof setTimeout>>())
-  const lastKey = useRef(0)
-  useEffect(() => {
-    const waiting = timers.current
-    return () => waiting.forEach(clearTimeout)
-  }, [])
+type Decisions = { pending: PendingDecision[]; refused: Refusal[] }
 
-  const remove = (key: number) => setPending(all => all.filter(each => each.key !== key))
+const timers = new Map<number, { timer: ReturnType<typeof setTimeout>; release: () => void }>()
+let lastKey = 0
+
+/** Ends the wait of a decision; returns whether there was one. */
+function stopWaiting(key: number): boolean {
+  const wait = timers.get(key)
+  clearTimeout(wait?.timer)
+  wait?.release()
+  return timers.delete(key)
+}
+
+/**
+ * Decisions on approvals of a project that wait for the time in which they can be undone, also while other views are open;
+ * the browser asks before it leaves the page. What was not sent when the user signs out is forgotten.
+ */
+export function useDecisions(projectId: string) {
+  const cache = useQueryClient()
+  const queryKey = ['decisions', projectId]
+  const none: Decisions = { pending: [], refused: [] }
+  const { data: decisions } = useQuery<Decisions>({
+    queryKey,
+    // Reading everything again must not replace them.
+    enabled: false,
+    initialData: none,
+    gcTime: Number.POSITIVE_INFINITY,
+  })
+  const read = (): Decisions => cache.getQueryData<Decisions>(queryKey) ?? none
+  const write = (change: Partial<Decisions>) => cache.setQueryData<Decisions>(queryKey, { ...read(), ...change })
+  const withoutRows = (rows: readonly Approval[]) =>
+    read().refused.filter(({ row }) => !rows.some(({ id }) => id === row.id))
+  const remove = (key: number) => write({ pending: read().pending.filter(each => each.key !== key) })
 
   const refuse = async (row: Approval, error: unknown) => {
     const current = await getApproval(api, { approval_id: row.id }).catch(() => null)
     if (current && current.status !== 'pending') forgetScope(row.id)
-    setRefused(all => [...all.filter(each => each.row.id !== row.id), { row, error, current }])
+    write({ refused: [...withoutRows([row]), { row, error, current }] })
   }
 
   const finish = async (key: number, terms: Terms) => {
-    timers.current.delete(key)
-    setPending(all => all.map(each => (each.key === key ? { ...each, isSent: true } : each)))
+    stopWaiting(key)
+    if (!read().pending.some(each => each.key === key)) return
+    write({ pending: read().pending.map(each => (each.key === key ? { ...each, isSent: true } : each)) })
     const failures = await send(terms).catch(
       (error: unknown) => new Map(terms.rows.map(({ id }) => [id, error] as const)),
     )
@@ -78,30 +96,24 @@ export function useDecisions() {
     await Promise.all(
       terms.rows.filter(({ id }) => failures.has(id)).map(async row => refuse(row, failures.get(row.id))),
     )
-    if (failures.size < terms.rows.length) notifications.show({ message: strings.inbox.decided, color: 'teal' })
+    const message = failures.size === 0 ? strings.inbox.decided : strings.inbox.notDecided(failures.size)
+    notifications.show({ message, color: failures.size === 0 ? 'teal' : 'red' })
     await cache.invalidateQueries({ queryKey: ['approvals'] })
     remove(key)
   }
 
   return {
-    pending,
-    refused,
+    ...decisions,
     decide(terms: Terms) {
-      const key = ++lastKey.current
-      setRefused(all => all.filter(({ row }) => !terms.rows.some(({ id }) => id === row.id)))
-      setPending(all => [...all, { ...terms, key, due: Date.now() + UNDO_MS, isSent: false }])
-      timers.current.set(
-        key,
-        setTimeout(() => void finish(key, terms), UNDO_MS),
-      )
+      const key = ++lastKey
+      const entry = { ...terms, key, due: Date.now() + UNDO_MS, isSent: false }
+      write({ pending: [...read().pending, entry], refused: withoutRows(terms.rows) })
+      timers.set(key, { timer: setTimeout(() => void finish(key, terms), UNDO_MS), release: confirmUnload() })
     },
     /** Takes a decision back; by default the latest. */
-    undo(key = pending.findLast(({ isSent }) => !isSent)?.key) {
-      if (key === undefined || !timers.current.has(key)) return
-      clearTimeout(timers.current.get(key))
-      timers.current.delete(key)
-      remove(key)
+    undo(key = decisions.pending.findLast(({ isSent }) => !isSent)?.key) {
+      if (key !== undefined && stopWaiting(key)) remove(key)
     },
-    dismiss: (id: string) => setRefused(all => all.filter(({ row }) => row.id !== id)),
+    dismiss: (id: string) => write({ refused: read().refused.filter(({ row }) => row.id !== id) }),
   }
 }

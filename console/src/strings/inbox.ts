@@ -76,6 +76,10 @@ export const inbox = {
   dismiss: 'Dismiss',
   session: 'Open session',
   decided: 'Decided',
+  notDecided: (count: number) =>
+    count === 1
+      ? 'A decision was not made. The inbox says why.'
+      : `${count} decisions were not made. The inbox says why.`,
   wrongJson: 'This is not a JSON object',
   origin: { node: 'Node of a run', tool_call: 'Tool call', task_transition: 'Transition of a task' } as Record<
     string,
