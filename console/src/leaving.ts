@@ -2,7 +2,7 @@ const holds = new Set<object>()
 
 const confirmLeaving = (event: Event): void => event.preventDefault()
 
-/** Has the browser ask before it leaves the page, until the returned function is called. */
+/** Makes the browser require a confirmation before it leaves the page, until the returned function is called. */
 export function confirmUnload(): () => void {
   const hold = {}
   holds.add(hold)

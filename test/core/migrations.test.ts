@@ -49,7 +49,7 @@ describe('migrations', function () {
   })
 
   it('that do not declare whether they are breaking are refused', async () => {
-    for (const header of ['', '-- Adds a table.\n', '-- breaking: maybe\n'])
+    for (const header of ['', '-- Adds a table.\n', '-- breaking: maybe\n', '-- breaking: true, transaction: none\n'])
       await assert.rejects(upgrade(`${header}create table next (id text)`), /first line of 9000_next.sql must be/)
     assert.deepEqual(await recorded(), migrationNames())
   })
@@ -135,5 +135,55 @@ describe('migrations', function () {
     } finally {
       await running.kill('SIGTERM')
     }
+  })
+
+  it('that need a lock which is in use let other work continue, and run when it is free', async () => {
+    const other = new pg.Client({ connectionString: database.url })
+    await other.connect()
+    await client.query('begin; select from users')
+    try {
+      const upgraded = upgrade('-- breaking: false\nalter table users add column next text')
+      const waiting = `select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
+      await eventually(async () => (await other.query(waiting)).rowCount === 1)
+      // It waits with the migration, whose statement ends before the lock is free.
+      await other.query('select from users')
+      await client.query('commit')
+      assert.deepEqual(await upgraded, ['9000_next'])
+    } finally {
+      await other.end()
+    }
+  })
+
+  it('that do not get their locks in time fail, and change nothing', async () => {
+    await client.query('begin; select from users')
+    fs.writeFileSync(path.join(newer, '9001_locking.sql'), '-- breaking: false\nalter table users add column next text')
+    fs.writeFileSync(path.join(newer, '9000_next.sql'), '-- breaking: false\ncreate table next (id text)')
+    await assert.rejects(migrate(database.url, { directory: newer, lockTimeoutMs: 1 }), /lock timeout/)
+    await client.query('commit')
+    assert.deepEqual(await recorded(), migrationNames())
+  })
+
+  it('without a transaction build an index again that a failed run left invalid', async () => {
+    await client.query(`create table next (id integer); insert into next values (1), (1)`)
+    const building =
+      '-- breaking: false, transaction: none\n-- One per ID.\ncreate unique index concurrently next_id on next (id);\n'
+    await assert.rejects(upgrade(building), /could not create unique index/)
+    const indexes = async () =>
+      (await client.query(`select indisvalid from pg_index where indrelid = 'next'::regclass`)).rows
+    assert.deepEqual([await indexes(), await recorded()], [[{ indisvalid: false }], migrationNames()])
+    await client.query('delete from next; insert into next values (1)')
+    assert.deepEqual(await upgrade(building), ['9000_next'])
+    assert.deepEqual(await indexes(), [{ indisvalid: true }])
+  })
+
+  it('between others without a transaction keep the order, and those before are not undone', async () => {
+    const files = {
+      '9000_next': '-- breaking: false\ncreate table next (id integer)',
+      '9001_index': '-- breaking: false, transaction: none\ncreate index concurrently next_id on next (id);\n',
+      '9002_failing': '-- breaking: false\nselect 1/0',
+    }
+    for (const [name, text] of Object.entries(files)) fs.writeFileSync(path.join(newer, `${name}.sql`), text)
+    await assert.rejects(migrate(database.url, { directory: newer }), /division by zero/)
+    assert.deepEqual(await recorded(), [...migrationNames(), '9000_next', '9001_index'])
   })
 })

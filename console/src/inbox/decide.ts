@@ -59,7 +59,7 @@ function stopWaiting(key: number): boolean {
 
 /**
  * Decisions on approvals of a project that wait for the time in which they can be undone, also while other views are open;
- * the browser asks before it leaves the page. What was not sent when the user signs out is forgotten.
+ * the browser requires a confirmation before it leaves the page. Unsent decisions are forgotten when the user signs out.
  */
 export function useDecisions(projectId: string) {
   const cache = useQueryClient()

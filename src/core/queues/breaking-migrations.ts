@@ -25,21 +25,39 @@ export const migrationNames = (directory = MIGRATIONS): string[] =>
     .map(file => file.slice(0, -'.sql'.length))
     .sort()
 
+const HEADER = /^-- breaking: (true|false)(, transaction: none)?$/
+
 /**
- * Returns the statements of a migration. A breaking one is recorded, and running processes are notified at its commit.
- * @throws Error if its first line does not declare whether it is breaking
+ * Returns the statements of a migration. A breaking one is recorded, and running processes are notified at its commit. One
+ * without a transaction runs each statement on its own, as `create index concurrently` requires; a statement ends with a
+ * semicolon at the end of a line.
+ * @throws Error if its first line is none of the three
  */
-export function migrationStatements(name: string, text: string): string[] {
-  const header = text.slice(0, text.indexOf('\n'))
-  if (header === '-- breaking: false') return [text]
-  if (header !== '-- breaking: true')
-    throw new Error(`the first line of ${name}.sql must be "-- breaking: false" or "-- breaking: true"`)
-  return [
-    text,
+export function migrationStatements(name: string, text: string): { statements: string[]; isTransactional: boolean } {
+  const [header, breaking, online] = HEADER.exec(text.slice(0, text.indexOf('\n'))) ?? []
+  if (!header || (breaking === 'true' && online))
+    throw new Error(
+      `the first line of ${name}.sql must be "-- breaking: false", "-- breaking: false, transaction: none" or "-- breaking: true"`,
+    )
+  if (online) return { statements: onlineStatements(text), isTransactional: false }
+  const recorded = [
     `insert into breaking_migrations (name, release) values ('${name}', '${release}')`,
     `select pg_notify('${CHANNEL}', '${name}')`,
   ]
+  return { statements: [text, ...(breaking === 'true' ? recorded : [])], isTransactional: true }
 }
+
+/** Statements outside a transaction: repeated from the first if one fails, so an index that was left invalid is dropped. */
+const onlineStatements = (text: string): string[] =>
+  text
+    .replace(/^--.*$/gm, '')
+    .split(/;\s*$/m)
+    .map(statement => statement.trim())
+    .filter(Boolean)
+    .flatMap(statement => {
+      const index = /^create (?:unique )?index concurrently (\w+) on/.exec(statement)?.[1]
+      return index === undefined ? [statement] : [`drop index concurrently if exists ${index}`, statement]
+    })
 
 /**
  * Checks that the release with the migrations `names` has all breaking migrations of the database, which `list` reads.

@@ -1,9 +1,21 @@
 import { readFile } from 'node:fs/promises'
 import path from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
 import type { MigrationBuilder } from 'node-pg-migrate'
+import { sqlStateOf } from '../db/database-errors.ts'
 import { DatabaseClient } from '../db/pg-client.ts'
 import { MIGRATIONS, migrationNames, migrationStatements, requireCurrentRelease } from './breaking-migrations.ts'
 import { createQueuesInDatabase } from './queue.ts'
+
+/**
+ * Longest wait of a statement of a migration for a lock: work that needs the table waits with it. Then the migrations begin
+ * again, after a pause in which that work continues.
+ */
+const LOCK_WAIT_MS = 1000
+const PAUSE_MS = 500
+
+/** lock_not_available, deadlock_detected */
+const LOCK_FAILURES = new Set<string | null>(['55P03', '40P01'])
 
 /** Key of the advisory lock; arbitrary, but the same in every release. */
 export const MIGRATION_LOCK = 7_310_542_201
@@ -12,7 +24,7 @@ export const MIGRATION_LOCK = 7_310_542_201
  * Runs the pending migrations of sql/ and creates or updates the queues of the loaded modules. Concurrent calls wait
  * for each other.
  * @param options.directory files of the migrations, default sql/
- * @param options.lockTimeoutMs longest wait for the lock, default 10 minutes
+ * @param options.lockTimeoutMs longest wait for another process that migrates, and for locks of tables, default 10 minutes
  * @param options.onWait called before waiting for another process that migrates
  * @param options.jobRetentionDays how long finished messages are kept, default 7
  * @returns the names of the migrations that ran
@@ -28,7 +40,7 @@ export async function migrate(
     onWait?: () => void
   } = {},
 ): Promise<string[]> {
-  const directory = options.directory ?? MIGRATIONS
+  const { directory = MIGRATIONS, lockTimeoutMs = 600_000 } = options
   // Imported lazily: most processes do not migrate.
   const { runner } = await import('node-pg-migrate')
   const client = new DatabaseClient({ connectionString: databaseUrl, application_name: 'muster migrate' })
@@ -37,26 +49,28 @@ export async function migrate(
     const { rows } = await client.query(`select pg_try_advisory_lock(${MIGRATION_LOCK}) as locked`)
     if (!rows[0].locked) {
       options.onWait?.()
-      await client.query(`set lock_timeout = ${Math.max(1, options.lockTimeoutMs ?? 600_000)}`)
+      await client.query(`set lock_timeout = ${Math.max(1, lockTimeoutMs)}`)
       await client.query(`select pg_advisory_lock(${MIGRATION_LOCK})`)
-      await client.query('set lock_timeout = 0')
     }
+    await client.query(`set lock_timeout = ${LOCK_WAIT_MS}`)
     await requireCurrentRelease(
       async () => (await client.query('select name, release from breaking_migrations order by name')).rows,
       migrationNames(directory),
     )
-    const ran = await runner({
-      dbClient: client,
-      dir: directory,
-      migrationLoaderStrategies: [{ extensions: ['.sql'], loader: loadMigrations }],
-      direction: 'up',
-      migrationsTable: 'migrations',
-      checkOrder: true,
-      noLock: true,
-      // Without this, each migration is committed on its own: a release would stop its predecessor and then fail.
-      singleTransaction: true,
-      log: options.log ?? (() => {}),
-    })
+    const ran = await untilLocked(lockTimeoutMs, () =>
+      runner({
+        dbClient: client,
+        dir: directory,
+        migrationLoaderStrategies: [{ extensions: ['.sql'], loader: loadMigrations }],
+        direction: 'up',
+        migrationsTable: 'migrations',
+        checkOrder: true,
+        noLock: true,
+        // Without this, each migration is committed on its own: a release would stop its predecessor and then fail.
+        singleTransaction: true,
+        log: options.log ?? (() => {}),
+      }),
+    )
     await createQueuesInDatabase(databaseUrl, { retentionDays: options.jobRetentionDays })
     return ran.map(migration => migration.name)
   } finally {
@@ -64,13 +78,31 @@ export async function migrate(
   }
 }
 
+/** Runs migrations again while a statement of them does not get its lock, at most for `timeoutMs`. */
+async function untilLocked<T>(timeoutMs: number, run: () => Promise<T>): Promise<T> {
+  const deadline = performance.now() + timeoutMs
+  for (;;) {
+    try {
+      return await run()
+    } catch (error) {
+      if (!LOCK_FAILURES.has(sqlStateOf(error)) || performance.now() > deadline) throw error
+      await sleep(PAUSE_MS)
+    }
+  }
+}
+
 /** Reads files of migrations for the runner. */
 const loadMigrations = (files: string[]) =>
   Promise.all(
     files.map(async file => {
-      const statements = migrationStatements(path.basename(file, '.sql'), await readFile(file, 'utf8'))
+      const text = await readFile(file, 'utf8')
+      const { statements, isTransactional } = migrationStatements(path.basename(file, '.sql'), text)
       const up = (builder: MigrationBuilder) => {
-        for (const statement of statements) builder.sql(statement)
+        if (!isTransactional) builder.noTransaction()
+        // Building an index waits for older transactions, without delaying other work.
+        const waiting = isTransactional ? [] : ['set lock_timeout = 0']
+        const bounded = isTransactional ? [] : [`set lock_timeout = ${LOCK_WAIT_MS}`]
+        for (const statement of [...waiting, ...statements, ...bounded]) builder.sql(statement)
       }
       return { id: file, filePaths: [file], actions: { up, down: false as const } }
     }),

@@ -2,7 +2,11 @@ import { flag, integer, setting, settings, type Values } from '../base/setting.t
 
 export const migrationSettings = settings('database', {
   AUTO_MIGRATE: setting(flag, 'true', 'Whether a process migrates at boot, under an advisory lock.'),
-  MIGRATION_LOCK_TIMEOUT_MS: setting(integer(0), '600000', 'Maximum time a boot waits for the migration lock.'),
+  MIGRATION_LOCK_TIMEOUT_MS: setting(
+    integer(0),
+    '600000',
+    'Maximum time a migration waits for another one, and for locks of tables.',
+  ),
 })
 
 export const queueSettings = settings('workers', {
