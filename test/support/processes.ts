@@ -61,7 +61,7 @@ export function readyPort(line: string): number | null {
 
 /**
  * Starts a real web or worker process on a test's database and waits until it is ready; `flags` are flags of node,
- * `onLine` gets the lines that the process prints.
+ * `onLine` gets the lines that the process prints, `directory` has the sources.
  */
 export async function startProcess(
   kind: 'web' | 'worker',
@@ -70,10 +70,11 @@ export async function startProcess(
   args: string[] = [],
   flags: readonly string[] = GARBAGE_FLAGS,
   onLine: (line: string) => void = () => {},
+  directory = root,
 ): Promise<TestProcess> {
   const script = kind === 'web' ? 'src/web.ts' : 'jobs/worker.ts'
   const child = spawn(process.execPath, [...flags, script, ...args], {
-    cwd: root,
+    cwd: directory,
     env: { ...inherited(), ...testEnvironment(databaseUrl), ...env },
     stdio: ['ignore', 'pipe', 'pipe'],
   })
