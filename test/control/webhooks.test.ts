@@ -59,9 +59,13 @@ describe('webhooks', () => {
         'url',
         'events',
         'active',
+        'template',
+        'mail',
+        'secret_id',
         'created_at',
         'updated_at',
       ])
+      assert.deepEqual([record.template, record.mail, record.secret_id], [null, null, null])
       assert.equal(record.active, true)
       assert.equal(record.policy_id, null)
       const read = await app.admin.get(`/webhooks/${record.id}`)

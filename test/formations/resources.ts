@@ -489,6 +489,11 @@ export const resourcesOf = (name: string, projectId: string): Record<string, Cas
       { events: ['quotas.*', 'triggers.*'] },
       { active: false },
       { policy_id: ref('Policy') },
+      {
+        template: 'postmark',
+        mail: { from: 'alerts@example.com', to: ['desk@example.com'] },
+        secret_id: ref('Secret'),
+      },
     ],
     drift: { description: 'drifted' },
   },

@@ -1,10 +1,13 @@
 import { createHmac } from 'node:crypto'
+import { AppError } from '#core/base/errors.ts'
 import type { Services } from '#core/base/services.ts'
 import { storableText, truncateBytes } from '#core/base/storable-text.ts'
 import type { EgressOutcome } from '#core/net/egress.ts'
 import { maskSecrets } from '#identity/secrets/mask.ts'
+import { openSecret } from '#identity/secrets/resolve.ts'
 import type { ClaimedDelivery } from './delivery-store.ts'
 import { MAX_ATTEMPTS, sealedForWebhook } from './model.ts'
+import { deliveryBody, keyHeader } from './templates.ts'
 
 /** Stored bytes of a response body. */
 const STORED_RESPONSE_BYTES = 1024
@@ -73,7 +76,8 @@ export async function attemptDelivery(
   try {
     return await postDelivery(services, delivery, until, signal)
   } catch (error) {
-    const failure = { kind: 'failed', reason: 'connect', message: 'internal error' } as const
+    const message = error instanceof AppError ? error.message : 'internal error'
+    const failure = { kind: 'failed', reason: 'connect', message } as const
     return { ...toOutcome(failure, delivery.attempts + 1, signal), error }
   }
 }
@@ -97,8 +101,11 @@ async function postDelivery(
   }
   const more = delivery.sealed_headers === null ? null : secrets.open(delivery.sealed_headers, sealed)
   if (more && !more.ok) return closed('webhook headers cannot be decrypted')
-  const headers = more ? (JSON.parse(more.value) as Record<string, string>) : {}
+  const key = await mailHeader(services, delivery)
+  if (typeof key === 'string') return closed(key)
+  const headers: Record<string, string> = { ...(more && JSON.parse(more.value)), ...key }
   const prefix = config.HEADER_PREFIX
+  const body = deliveryBody(delivery.envelope, delivery, config)
   const outcome = await egress.request({
     url: delivery.url,
     method: 'POST',
@@ -108,9 +115,9 @@ async function postDelivery(
       [`${prefix}Event`]: delivery.event_type,
       [`${prefix}Delivery`]: delivery.id,
       [`${prefix}Event-Id`]: delivery.event_id,
-      [`${prefix}Signature`]: signDelivery(keys, delivery.envelope, now),
+      [`${prefix}Signature`]: signDelivery(keys, body, now),
     },
-    body: delivery.envelope,
+    body,
     tenant: delivery.project_id,
     timeoutMs: config.WEBHOOK_TIMEOUT_MS,
     waitMs: until - performance.now() - config.WEBHOOK_TIMEOUT_MS,
@@ -124,6 +131,28 @@ async function postDelivery(
     signal,
   })
   return toOutcome(outcome, delivery.attempts + 1, signal, [...keys, ...Object.values(headers).flatMap(credentialsIn)])
+}
+
+/** Value of a header that can be sent. */
+const HEADER_VALUE = /^[\x20-\x7e]+$/
+
+/**
+ * Returns the header with the key of a mail service, none for other deliveries, or why the delivery cannot be sent. One statement with a
+ * key. The key is not stored: a changed secret applies to the next attempt.
+ */
+async function mailHeader(
+  services: Services,
+  { project_id, template, secret_id }: ClaimedDelivery,
+): Promise<Record<string, string> | string> {
+  if (template === null || secret_id === null) return {}
+  try {
+    const key = await openSecret(services.pool, services, project_id, secret_id)
+    return HEADER_VALUE.test(key) ? keyHeader(template, key) : `value of secret ${secret_id} is not a header value`
+  } catch (error) {
+    // Only the store of an external value may be available at the next attempt; its errors have a reason.
+    if (error instanceof AppError && error.meta?.reason === undefined) return error.message
+    throw error
+  }
 }
 
 /** Returns a header value and its parts, such as the credentials after a scheme. */

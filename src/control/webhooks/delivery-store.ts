@@ -4,7 +4,7 @@ import { allOf, type Fragment, idStatement, type Queryable, rawFragment, sql, vo
 import { hasTimeLeft, joinAccount, leastDebt } from '#core/queues/suspects.ts'
 import { MAX_WORKER_LOSSES } from '#core/work/message-claims.ts'
 import { DispatchedEvent, eventSubscribers } from './event-subscribers.ts'
-import { deliveryKind, envelopeExpr } from './model.ts'
+import { deliveryKind, envelopeExpr, Webhook } from './model.ts'
 
 export const WebhookSubscriber = z.object({
   id: z.string(),
@@ -197,6 +197,7 @@ const ClaimedDelivery = z.object({
   previous_sealed_secret: z.string().nullable(),
   previous_secret_until: z.string().nullable(),
   sealed_headers: z.string().nullable(),
+  ...Webhook.pick({ template: true, mail: true, secret_id: true }).shape,
 })
 /** A claimed delivery with the data to send it; secrets are sealed. */
 export type ClaimedDelivery = z.output<typeof ClaimedDelivery>
@@ -275,7 +276,8 @@ export async function claimDueDeliveries(
     )
     select r.webhook_id, h.slots, c.id, c.claim, c.attempts, c.event_id, c.event_type, ${envelopeExpr(sql.fragment`c`)} as envelope,
       w.project_id, w.url,
-      w.sealed_secret, w.previous_sealed_secret, w.previous_secret_until, w.sealed_headers
+      w.sealed_secret, w.previous_sealed_secret, w.previous_secret_until, w.sealed_headers,
+      w.template, w.mail, w.secret_id
     from request r
     join webhooks w on w.id = r.webhook_id
     left join held h on h.webhook_id = r.webhook_id
@@ -320,7 +322,8 @@ export const claimSuspectDelivery = (
       returning d.*
     )
     select c.id, c.claim, c.attempts, c.worker_losses, c.event_id, c.event_type, ${envelopeExpr(sql.fragment`c`)} as envelope,
-      c.webhook_id, w.project_id, w.url, w.sealed_secret, w.previous_sealed_secret, w.previous_secret_until, w.sealed_headers
+      c.webhook_id, w.project_id, w.url, w.sealed_secret, w.previous_sealed_secret, w.previous_secret_until, w.sealed_headers,
+      w.template, w.mail, w.secret_id
     from claimed c join webhooks w on w.id = c.webhook_id`)
 
 /** Records that other work is in progress alongside a claimed suspect. */

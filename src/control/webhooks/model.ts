@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto'
 import { z } from 'zod'
 import { kind } from '#core/api/kind.ts'
 import { parseTime } from '#core/api/lists.ts'
-import { createBody, patchBody, record } from '#core/api/record.ts'
+import { createBody, patchBody, projectField, record } from '#core/api/record.ts'
 import { withWarnings } from '#core/api/warnings.ts'
 import { parseExactJson } from '#core/base/exact-json.ts'
 import { sealedColumn } from '#core/db/sealed.ts'
@@ -54,6 +54,38 @@ const events = z
   .transform(patterns => [...new Set(patterns)])
   .describe('Event patterns; an event is sent if it matches any of them')
 
+const TEMPLATES = ['slack', 'postmark', 'sendgrid'] as const
+
+const templateText =
+  'Service that shapes the body. `slack` – JSON of an incoming webhook of Slack. `postmark`, `sendgrid` – JSON of a mail. Null: the event itself.'
+const secretText =
+  'ID of the secret with the key of the mail service, sent as `X-Postmark-Server-Token` or as a bearer token. Null without a mail.'
+
+/** Longest address of a mail, by RFC 5321. */
+const MAX_ADDRESS = 254
+/** Most recipients that Postmark accepts. */
+const MAX_RECIPIENTS = 50
+
+const address = z.email().max(MAX_ADDRESS)
+
+const Mail = z
+  .strictObject({
+    from: address.describe('Address of the sender, which the mail service must accept'),
+    to: z
+      .array(address)
+      .min(1)
+      .max(MAX_RECIPIENTS)
+      .refine(to => new Set(to.map(each => each.toLowerCase())).size === to.length, 'must be different addresses')
+      .describe('Addresses of the recipients'),
+  })
+  .meta({ id: 'WebhookMail', example: { from: 'alerts@shop.example', to: ['desk@shop.example'] } })
+
+const templateFields = {
+  template: z.enum(TEMPLATES).nullable().describe(templateText),
+  mail: Mail.nullable().describe('Addresses of the mail of `postmark` or `sendgrid`. Null without a mail.'),
+  secret_id: z.string().nullable().describe(secretText),
+}
+
 const fields = {
   name: z.string().min(1).max(200).describe('Display name'),
   description: z.string().max(2000).nullable().describe('Purpose of the webhook'),
@@ -63,6 +95,7 @@ const fields = {
     .boolean()
     .describe('Whether deliveries are enabled. Events that occur while disabled are not delivered later.'),
   policy_id: z.string().nullable().describe('ID of the policy that must allow an event for it to be sent'),
+  ...templateFields,
 }
 
 export const Webhook = record('Webhook', {
@@ -72,6 +105,7 @@ export const Webhook = record('Webhook', {
   url: z.string(),
   events: z.array(z.string()).meta({ description: 'Event patterns: `*`, `prefix.*` or an exact event name' }),
   active: z.boolean(),
+  ...templateFields,
 })
 
 export const WebhookWithSecret = withWarnings(
@@ -97,12 +131,29 @@ export const WebhookInput = createBody(
     description: fields.description.default(null),
     active: fields.active.default(true),
     policy_id: fields.policy_id.default(null),
+    template: fields.template.default(null),
+    mail: fields.mail.default(null),
+    secret_id: fields.secret_id.default(null),
   },
   ['name', 'url', 'events'],
   { name: 'help desk', url: 'https://shop.example/hooks/muster', events: ['sessions.*', 'generations.failed'] },
 )
 
 export const WebhookPatch = patchBody('WebhookPatch', fields, { events: ['sessions.*', 'generations.failed'] })
+
+export const WebhookPreviewInput = z
+  .strictObject({
+    project_id: projectField,
+    template: templateFields.template.default(null),
+    mail: templateFields.mail.default(null),
+  })
+  .meta({ id: 'WebhookPreviewInput', example: { template: 'slack' } })
+
+export const WebhookPreview = z
+  .object({
+    body: z.string().describe('Body of a delivery of a sample event, an approval that waits for a decision'),
+  })
+  .meta({ id: 'WebhookPreview' })
 
 export const RotateWebhookSecretInput = z
   .strictObject({
@@ -122,7 +173,10 @@ const declared = kind({
   prefix: 'wh',
   table: 'webhooks',
   counted: false,
-  references: [{ kind: 'policy', column: 'policy_id', on_delete: 'block' }],
+  references: [
+    { kind: 'policy', column: 'policy_id', on_delete: 'block' },
+    { kind: 'secret', column: 'secret_id', on_delete: 'block' },
+  ],
   record: Webhook,
   hidden: {
     sealed_secret: z.string(),

@@ -6,7 +6,7 @@ import { maintainedCount, pageOf, pageResult, parseTime } from '#core/api/lists.
 import { type Context, itemOperation, type Operation, operation } from '#core/api/operation.ts'
 import { warningsField } from '#core/api/warnings.ts'
 import { systemClock } from '#core/base/clock.ts'
-import { raise, raiseInvalid } from '#core/base/errors.ts'
+import { raise, raiseInvalid, raiseInvalidValue } from '#core/base/errors.ts'
 import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import { type Queryable, sql } from '#core/db/sql.ts'
@@ -15,6 +15,7 @@ import { addressProblems } from '#core/net/refused-address.ts'
 import { resource } from '#core/resources/resource.ts'
 import { makeEvent } from '#core/writes/events.ts'
 import type { Tx } from '#core/writes/writer.ts'
+import { secretKind } from '#identity/secrets/model.ts'
 import { withFactsRedacted } from './facts.ts'
 import {
   DELIVERY_STATUSES,
@@ -29,6 +30,8 @@ import {
   WebhookDelivery,
   WebhookInput,
   WebhookPatch,
+  WebhookPreview,
+  WebhookPreviewInput,
   type WebhookRow,
   WebhookSecret,
   WebhookWithSecret,
@@ -44,6 +47,7 @@ import {
   listRedeliverable,
   rotateWebhookSecret,
 } from './store.ts'
+import { previewBody, type TemplateSettings } from './templates.ts'
 
 const tag = 'Webhooks'
 const MAX_REDELIVERIES = 1000
@@ -80,13 +84,70 @@ const webhooks = resource(webhookKind, { path: '/webhooks', tag })
 const showWarnings = ({ url }: WebhookRow, { services }: Pick<Context<any>, 'services'>): object =>
   warningsField(addressProblems(services, 'url', url))
 
+/** Refuses a mail without a template for it, and a template for mail without a mail. @throws VALIDATION_FAILED */
+function requireMail({ template = null, mail = null }: Partial<TemplateSettings>): void {
+  const isMail = template !== null && template !== 'slack'
+  if (isMail && mail === null) raiseInvalidValue('mail', `is required for the template ${template}`)
+  if (!isMail && mail !== null) raiseInvalidValue('mail', 'requires the template postmark or sendgrid')
+}
+
+type TemplatedWebhook = Pick<WebhookRow, 'url' | 'template' | 'mail' | 'secret_id'>
+
+/**
+ * Validates the template of a webhook. A new secret, or another destination of one, requires permission to use it: otherwise a writer of
+ * webhooks could send any secret to any address, and mail to anyone.
+ * @throws VALIDATION_FAILED, FORBIDDEN
+ */
+function checkTemplate(
+  { allow }: Pick<Context, 'allow'>,
+  project_id: string,
+  next: TemplatedWebhook,
+  stored: TemplatedWebhook | null,
+): void {
+  requireMail(next)
+  const { mail, secret_id: id, template, url } = next
+  if (mail !== null && id === null) raiseInvalidValue('secret_id', `is required for the template ${template}`)
+  if (mail === null && id !== null) raiseInvalidValue('secret_id', 'requires the template postmark or sendgrid')
+  const isLinked =
+    stored?.secret_id === id &&
+    stored.url === url &&
+    stored.template === template &&
+    JSON.stringify(stored.mail) === JSON.stringify(mail)
+  if (id !== null && !isLinked) allow('secrets:UseSecret', { kind: secretKind, row: { id, project_id } })
+}
+
+const SECRET_RULE =
+  'Another secret, or another `url`, `template` or `mail` with one, requires `secrets:UseSecret` on it.'
+
+const preview = operation({
+  id: 'previewWebhook',
+  method: 'post',
+  path: '/webhooks/preview',
+  command: ['webhooks', 'preview'],
+  summary: 'Preview a webhook template',
+  description: 'Returns the body that a template makes of a sample event. Sends and stores nothing.',
+  tag,
+  action: 'webhooks:PreviewWebhook',
+  creates: webhookKind,
+  reads: true,
+  body: WebhookPreviewInput,
+  answers: { 200: WebhookPreview },
+  async run({ body, project, services }) {
+    requireMail(body)
+    return { body: previewBody(project as string, body, services.config) }
+  },
+})
+
 const updateOperation = (method: 'patch' | 'put'): Operation =>
   webhooks.update({
     method,
+    description: `Omitted fields are unchanged. ${SECRET_RULE}`,
+    alsoActions: ['secrets:UseSecret'],
     body: WebhookPatch,
-    raises: ['POLICY_NOT_FOUND'],
+    raises: ['POLICY_NOT_FOUND', 'SECRET_NOT_FOUND'],
     answers: { 200: WebhookWithWarnings },
     show: showWarnings,
+    check: (next, context) => checkTemplate(context, next.project_id, next, context.stored),
     // Enabling a webhook resets its failure count.
     change: (next, { body }) => (body.active ? { ...next, failures: 0, failing_since: null } : next),
     changed: (row, { tx }) => reloadWebhook(tx, row),
@@ -181,11 +242,16 @@ const redeliverMany = operation({
 export const webhookOperations: Operation[] = [
   webhooks.create({
     summary: 'Create a webhook',
-    description: 'Subscribes a URL to events. The response includes the signing secret.',
+    description:
+      'Subscribes a URL to events. The response includes the signing secret. The secret of a mail service requires `secrets:UseSecret` on it.',
+    alsoActions: ['secrets:UseSecret'],
     body: WebhookInput,
+    validate: ({ body }) => requireMail(body),
     warnings: ({ services, body }) => addressProblems(services, 'url', body.url),
+    check: (context: Context<any, any> & { project: string }) =>
+      checkTemplate(context, context.project, context.body, null),
     answers: { 201: WebhookWithSecret },
-    raises: ['POLICY_NOT_FOUND'],
+    raises: ['POLICY_NOT_FOUND', 'SECRET_NOT_FOUND'],
     secretAnswer: true,
     async make({ tx, body, project, services }) {
       const limit = services.config.WEBHOOK_MAX_PER_PROJECT
@@ -203,6 +269,7 @@ export const webhookOperations: Operation[] = [
     },
     show: (row, context) => ({ secret: openSecret(context.services, row), ...showWarnings(row, context) }),
   }),
+  preview,
   // webhooks_project
   webhooks.list({ filters: { active: flagFilter('active') }, where: () => [sql.fragment`t.task_id is null`] }),
   webhooks.get(),
