@@ -9,6 +9,7 @@ import type {
   Guardrail,
   Orchestration,
   Playbook,
+  Secret,
   Tool,
 } from '@muster/client'
 import {
@@ -22,6 +23,7 @@ import {
   listGuardrails,
   listOrchestrations,
   listPlaybooks,
+  listSecrets,
   listTools,
 } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
@@ -79,6 +81,7 @@ export const useGuardrails = choicesOf<Guardrail>('guardrails', listGuardrails)
 export const useOrchestrations = choicesOf<Orchestration>('orchestrations', listOrchestrations)
 export const usePlaybooks = choicesOf<Playbook>('playbooks', listPlaybooks)
 export const useProviders = choicesOf<AiProvider>('ai-providers', listAiProviders)
+export const useSecrets = choicesOf<Secret>('secrets', listSecrets)
 export const useTools = choicesOf<Tool>('tools', listTools)
 
 /** Returns the patterns of events that webhooks and triggers may name. */

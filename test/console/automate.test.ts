@@ -30,6 +30,52 @@ describe('the console for automation', function () {
       await create('/webhooks', { name: 'Desk', url: receiver.url, events: ['secrets.*'], ...fields })
     const secret = async () => await create('/secrets', { name: `s${Math.random()}`, value: 'x' })
 
+    it('send mail with a template whose body is previewed, by keyboard, and are changed to Slack', async () => {
+      const key = await create('/secrets', { name: 'Mail key', value: 'mail-key' })
+      const { page, problems } = await open('webhooks')
+      await press(page, 'New webhook')
+      const dialog = page.getByRole('dialog')
+      await dialog.getByLabel('Name').waitFor()
+      await page.keyboard.type('Mail to the desk')
+      await page.keyboard.press('Tab')
+      await page.keyboard.type(receiver.url)
+      await page.keyboard.press('Tab')
+      await page.keyboard.type('exceptions.*')
+      await page.keyboard.press('Enter')
+      assert.equal(await dialog.getByLabel('Sender').count(), 0)
+      await focusOn(dialog.getByRole('combobox', { name: 'Message for' }))
+      await choose(page, 'Mail by Postmark')
+      await focusOn(dialog.getByLabel('Sender'))
+      await page.keyboard.type('alerts@shop.example')
+      await page.keyboard.press('Tab')
+      await page.keyboard.type('desk@shop.example')
+      await page.keyboard.press('Enter')
+      await focusOn(dialog.getByRole('combobox', { name: 'Key of the mail service' }))
+      await choose(page, 'Mail key')
+      await pressEnter(dialog.getByRole('button', { name: 'Preview' }))
+      await dialog
+        .getByRole('region', { name: 'Body of a sample event' })
+        .getByText('"To": "desk@shop.example"')
+        .waitFor()
+      await pressEnter(dialog.getByRole('button', { name: 'Create', exact: true }))
+      await press(page, 'I have copied it')
+      await heading(page, 'Mail to the desk')
+      const [made] = (await read(`/webhooks?project_id=${suite.app.projectId}`)).data
+      assert.deepEqual(
+        [made.template, made.mail, made.secret_id],
+        ['postmark', { from: 'alerts@shop.example', to: ['desk@shop.example'] }, key.id],
+      )
+      await press(page, 'Edit')
+      await focusOn(dialog.getByRole('combobox', { name: 'Message for' }))
+      await choose(page, 'Slack')
+      await pressEnter(dialog.getByRole('button', { name: 'Save', exact: true }))
+      await eventually(async () => (await read(`/webhooks/${made.id}`)).template === 'slack')
+      const changed = await read(`/webhooks/${made.id}`)
+      assert.deepEqual([changed.mail, changed.secret_id], [null, null])
+      assert.deepEqual(problems, [])
+      await suite.app.admin.delete(`/webhooks/${made.id}`)
+    })
+
     it('are created, tested and redelivered with the keyboard alone', async () => {
       const { page, problems } = await open('webhooks')
       await page.getByText('No webhook yet').waitFor()

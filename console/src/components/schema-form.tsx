@@ -149,6 +149,7 @@ export function SchemaForm({
   start = {},
   only,
   omit = [],
+  isShown = () => true,
   options = {},
   at,
   suggestions = {},
@@ -169,6 +170,8 @@ export function SchemaForm({
   /** The fields that are shown, in order; all by default. */
   only?: string[]
   omit?: string[]
+  /** Whether a field belongs to the entered values; another field is submitted as empty. */
+  isShown?: (name: string, entries: Values) => boolean
   /** Values of fields that name other records, as a list to choose from. */
   options?: Record<string, Choice[] | undefined>
   /** Path of the values in the body that is sent, which problems of the service begin with. */
@@ -184,7 +187,8 @@ export function SchemaForm({
   error?: unknown
   onSubmit: (values: Values) => void
   onCancel?: () => void
-  children?: ReactNode
+  /** Content below the fields; a function receives the entered values. */
+  children?: ReactNode | ((entries: Values) => ReactNode)
 }) {
   const { properties = {}, required = [] } = schema
   // A record that is read again meanwhile is not what the user changes.
@@ -208,6 +212,7 @@ export function SchemaForm({
     error,
   })
   const entries: Values = { ...untouched, ...draft.value }
+  const shown = fields.filter(({ name }) => isShown(name, entries))
   const [wrong, setWrong] = useState<Record<string, string>>({})
   const submit = () => {
     const values: Values = {}
@@ -215,7 +220,7 @@ export function SchemaForm({
     for (const { name, input, field, isRequired } of fields) {
       try {
         if (initial && input === 'time' && entries[name] === entryOf(input, initial[name])) continue
-        const value = enteredOf(input, entries[name])
+        const value = isShown(name, entries) ? enteredOf(input, entries[name]) : undefined
         if (field.type === 'object' && value !== undefined && !isObject(value)) problems[name] = strings.form.notObject
         if (initial) {
           if (JSON.stringify(value ?? null) !== JSON.stringify(initial[name] ?? null)) values[name] = value ?? null
@@ -253,7 +258,7 @@ export function SchemaForm({
     >
       <Stack gap="md">
         {draft.isRestored && Object.keys(draft.value).length > 0 && <Restored onDiscard={() => draft.setValue({})} />}
-        {fields.map(({ name, field, input, isRequired }, index) => (
+        {shown.map(({ name, field, input, isRequired }, index) => (
           <SchemaField
             key={name}
             input={input}
@@ -273,7 +278,7 @@ export function SchemaForm({
             }}
           />
         ))}
-        {children}
+        {typeof children === 'function' ? children(entries) : children}
         {isReadOnly ? null : (
           <SubmitRow label={submitLabel} isPending={isPending} error={error} onCancel={onCancel && cancel} />
         )}

@@ -244,7 +244,7 @@ function RedeliverForm({ id, onDone }: { id: string; onDone: () => void }) {
 }
 
 function Record({ webhook, onDeleted }: { webhook: Webhook; onDeleted: () => void }) {
-  const { id, name, url, events, policy_id, active, created_at, updated_at } = webhook
+  const { id, name, url, events, policy_id, template, mail, active, created_at, updated_at } = webhook
   const isAllowed = usePermissions(webhook.project_id)
   return (
     <Stack gap="lg">
@@ -276,6 +276,8 @@ function Record({ webhook, onDeleted }: { webhook: Webhook; onDeleted: () => voi
         <Facts
           facts={[
             [strings.state, <StatusBadge key="state" status={active ? 'active' : 'inactive'} />],
+            [texts.template, template && texts.templates[template]],
+            [texts.mailTo, mail && visible(mail.to.join(', '))],
             [texts.policy, policy_id && <span className="mono">{policy_id}</span>],
             [strings.created, <When key="created" at={created_at} />],
             [strings.updated, <When key="updated" at={updated_at} />],

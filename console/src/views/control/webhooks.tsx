@@ -1,20 +1,20 @@
 import fields from 'fields:createWebhook'
-import { Button, Modal, Text } from '@mantine/core'
+import { Button, Code, Group, Modal, Stack, Text } from '@mantine/core'
 import { useDisclosure } from '@mantine/hooks'
 import type { Webhook, WebhookInput } from '@muster/client'
-import { createWebhook, listEvents, listWebhooks, updateWebhook } from '@muster/client/operations'
+import { createWebhook, listEvents, listWebhooks, previewWebhook, updateWebhook } from '@muster/client/operations'
 import { IconPlus, IconWebhook } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
 import { usePolicyNames } from '#access.ts'
 import { api, every, POLL_MS } from '#api.ts'
-import { useEventPatterns } from '#choices.ts'
+import { useEventPatterns, useSecrets } from '#choices.ts'
 import { useAction } from '#components/actions.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
-import { SchemaForm, type Values } from '#components/schema-form.tsx'
+import { type ObjectSchema, SchemaForm, type Values } from '#components/schema-form.tsx'
 import { SecretOnce } from '#components/secret.tsx'
-import { Notice } from '#components/states.tsx'
+import { FailureAlert, Notice } from '#components/states.tsx'
 import { StatusBadge } from '#components/status.tsx'
 import { visible, When } from '#components/text.tsx'
 import { usePermissions, useProjectId } from '#projects.ts'
@@ -137,17 +137,78 @@ function PassedCount({ webhook }: { webhook: Webhook }) {
   ) : null
 }
 
+type Mail = NonNullable<Webhook['mail']>
+
+/** The fields of a webhook, with the addresses of a mail as fields. */
+const schema: ObjectSchema = {
+  ...fields,
+  properties: {
+    ...fields.properties,
+    template: { ...fields.properties?.template, title: texts.template, description: texts.templateText },
+    mail_from: { type: 'string', title: texts.mailFrom, description: texts.mailFromText },
+    mail_to: { type: 'array', items: { type: 'string' }, title: texts.mailTo },
+    secret_id: { type: 'string', title: texts.mailKey, description: texts.mailKeyText },
+  },
+}
+
+const MAIL_FIELDS = ['mail_from', 'mail_to', 'secret_id']
+
+const isMail = ({ template }: Values): boolean => template === 'postmark' || template === 'sendgrid'
+
+const templateChoices = Object.entries(texts.templates).map(([value, label]) => ({ value, label }))
+
+/** Returns the body of a write: the entered addresses, completed by the unchanged ones. */
+function webhookBody({ mail_from, mail_to, ...values }: Values, mail?: Mail | null): Values {
+  if (mail_from === undefined && mail_to === undefined) return values
+  const isCleared = mail_from === null && mail_to === null
+  return { ...values, mail: isCleared ? null : { from: mail_from ?? mail?.from ?? '', to: mail_to ?? mail?.to ?? [] } }
+}
+
+/** Shows the body that the service makes of a sample event with the entered template. */
+function Preview({ entries }: { entries: Values }) {
+  const projectId = useProjectId()
+  const { template, mail_from, mail_to } = entries
+  const preview = useAction<void, { body: string }>({
+    run: async () =>
+      previewWebhook(api, {
+        project_id: projectId,
+        template: template as Webhook['template'],
+        mail: isMail(entries) ? { from: mail_from as string, to: mail_to as string[] } : null,
+      }),
+  })
+  return (
+    <Stack gap="sm">
+      <Text size="sm" c="dimmed">
+        {texts.urls[template as NonNullable<Webhook['template']>]}
+      </Text>
+      <Group>
+        <Button size="xs" variant="default" loading={preview.isPending} onClick={() => preview.mutate()}>
+          {texts.preview}
+        </Button>
+      </Group>
+      {preview.error && <FailureAlert error={preview.error} />}
+      {preview.data && (
+        <Code block className="wrap" aria-label={texts.previewBody} role="region" tabIndex={0}>
+          {visible(JSON.stringify(JSON.parse(preview.data.body), null, 2))}
+        </Code>
+      )}
+    </Stack>
+  )
+}
+
 /** Creates or changes a webhook. The secret of a new one is shown once. */
 export function WebhookForm({ webhook, onDone }: { webhook?: Webhook; onDone: () => void }) {
   const projectId = useProjectId()
   const navigate = useNavigate()
   const patterns = useEventPatterns()
   const { options } = usePolicyNames(projectId)
+  const { choices: secrets } = useSecrets(projectId)
+  const isAllowed = usePermissions(projectId)
   const save = useAction<Values, Webhook & { secret?: string }>({
     run: async values =>
       webhook
-        ? updateWebhook(api, { ...values, webhook_id: webhook.id })
-        : createWebhook(api, { ...(values as WebhookInput), project_id: projectId }),
+        ? updateWebhook(api, { ...webhookBody(values, webhook.mail), webhook_id: webhook.id })
+        : createWebhook(api, { ...(webhookBody(values) as WebhookInput), project_id: projectId }),
     stale: [['webhooks'], ['webhook', webhook?.id], ['start']],
     onDone: () => webhook && onDone(),
   })
@@ -162,16 +223,28 @@ export function WebhookForm({ webhook, onDone }: { webhook?: Webhook; onDone: ()
     )
   return (
     <SchemaForm
-      schema={fields}
-      initial={webhook}
-      only={['name', 'url', 'events', 'description', 'policy_id', ...(webhook ? [] : ['active'])]}
+      schema={schema}
+      initial={webhook && { ...webhook, mail_from: webhook.mail?.from, mail_to: webhook.mail?.to }}
+      only={[
+        'name',
+        'url',
+        'events',
+        'template',
+        ...MAIL_FIELDS,
+        'description',
+        'policy_id',
+        ...(webhook ? [] : ['active']),
+      ]}
+      isShown={(name, entries) => !MAIL_FIELDS.includes(name) || isMail(entries)}
       suggestions={{ events: ['*', ...new Set(patterns)] }}
-      options={{ policy_id: options }}
+      options={{ policy_id: options, template: templateChoices, secret_id: secrets }}
       submitLabel={webhook ? strings.save : strings.create}
       isPending={save.isPending}
       error={save.error}
       onSubmit={values => save.mutate(values)}
       onCancel={onDone}
-    />
+    >
+      {entries => (entries.template && isAllowed(previewWebhook) ? <Preview entries={entries} /> : null)}
+    </SchemaForm>
   )
 }
