@@ -26,16 +26,17 @@ function useHidden(): boolean {
 }
 
 /**
- * Calls `start` while the tab is visible; its signal is aborted after the tab is hidden, and when `id` changes. `start`
- * may depend on `id` only.
+ * Calls `start` while the tab is visible; its signal is aborted after the tab is hidden, unless `isKept`, and when `id` changes.
+ * `start` may depend on `id` only.
  */
 export function useWhileVisible(
   id: string | undefined,
   start: (id: string, signal: AbortSignal) => void,
   enabled = true,
+  isKept = false,
 ): void {
   const isHidden = useHidden()
-  const isOn = enabled && !isHidden
+  const isOn = enabled && (isKept || !isHidden)
   useEffect(() => {
     if (!isOn || id === undefined) return
     const controller = new AbortController()

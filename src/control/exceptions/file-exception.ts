@@ -182,7 +182,12 @@ async function fileExceptions(
       kind: 'exception_created',
       severity: row.severity,
       summary: row.title,
-      detail: { exception_kind: row.kind, severity: row.severity },
+      detail: {
+        exception_kind: row.kind,
+        severity: row.severity,
+        // The feed refers to the session itself where a person is requested.
+        ...(row.kind === 'human_requested' && { session_id: row.detail?.session_id }),
+      },
       orchestration_run_id: row.orchestration_run_id,
       agent_id: row.agent_id,
       ref_id: row.id,

@@ -4,8 +4,10 @@ import { acknowledgeException, listApprovals, resolveException } from '@muster/c
 import { IconInbox } from '@tabler/icons-react'
 import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
+import { useEffect, useRef } from 'react'
 import { api } from '#api.ts'
 import { DraftScope } from '#components/draft.tsx'
+import { useFilters } from '#components/filters.ts'
 import { RecordLink } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { FailureAlert, Notice } from '#components/states.tsx'
@@ -14,6 +16,7 @@ import { Value } from '#components/value.tsx'
 import { Approvals } from '#inbox/approvals.tsx'
 import { FormCard } from '#inbox/forms.tsx'
 import { Involved } from '#inbox/involved.tsx'
+import { NoticesButton } from '#inbox/notices-form.tsx'
 import { InboxSection } from '#inbox/section.tsx'
 import { useApprovals, useAttention, useExceptions, useForms } from '#inbox/waiting.ts'
 import { usePermissions, useProjectId } from '#projects.ts'
@@ -21,10 +24,24 @@ import * as strings from '#strings.ts'
 
 const SEVERITIES = ['critical', 'warning', 'info']
 
+/** Puts the focus once on the item that the address names, as a notification does. */
+function useNamedItem(): void {
+  const { item } = useFilters().filters
+  const focused = useRef('')
+  useEffect(() => {
+    if (!item || focused.current === item) return
+    const shown = document.getElementById(`approval-${item}`) ?? document.getElementById(`exception-${item}`)
+    if (!shown) return
+    focused.current = item
+    shown.focus()
+  })
+}
+
 /** Items that wait for a person: approvals, forms, sessions and exceptions. */
 export function Inbox() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
+  useNamedItem()
   const mayDecide = isAllowed(listApprovals)
   const approvals = useApprovals(projectId, 1)
   const forms = useForms(projectId)
@@ -35,7 +52,7 @@ export function Inbox() {
     (approvals.data?.total === 0 || mayDecide === false) &&
     [forms.data ?? [], sessions.data?.data ?? [], exceptions.data?.data ?? []].every(rows => rows.length === 0)
   return (
-    <Page title={strings.nav.inbox} intro={strings.inbox.intro}>
+    <Page title={strings.nav.inbox} intro={strings.inbox.intro} actions={<NoticesButton projectId={projectId} />}>
       {isEmpty && (
         <Notice icon={<IconInbox />} title={strings.inbox.empty} color="teal">
           {strings.inbox.emptyText}
@@ -108,7 +125,15 @@ function ExceptionCard({ row }: { row: ExceptionEntry }) {
   })
   const failure = acknowledge.error ?? resolve.error
   return (
-    <Card withBorder padding="md" radius="lg" component="article" aria-label={visible(row.title)}>
+    <Card
+      withBorder
+      padding="md"
+      radius="lg"
+      component="article"
+      id={`exception-${row.id}`}
+      tabIndex={-1}
+      aria-label={visible(row.title)}
+    >
       <Stack gap="sm">
         <Group gap="sm">
           <Badge variant={row.severity === 'critical' ? 'filled' : 'default'} color="red.9">
