@@ -78,6 +78,23 @@ describe('bounds of templates', () => {
       { resources: numbered(500, n => [`R${n}`, store({ depends_on: `R${(n + 1) % 500}` })]) },
       /^resources$/,
     ],
+    'a hundred resources of which each refers to all others': [
+      {
+        resources: numbered(99, n => [
+          `R${n}`,
+          {
+            type: 'tool',
+            properties: {
+              name: `t${n}`,
+              type: 'client',
+              preset_parameters: numbered(99, other => [`p${other}`, other === n ? 1 : { ref: `R${other}` }]),
+            },
+            ...(n < 2 ? { depends_on: `R${1 - n}` } : {}),
+          },
+        ]),
+      },
+      /^resources$/,
+    ],
     '501 resources': [{ resources: numbered(501, n => [`R${n}`, store()]) }, /^resources$/],
     '201 parameters': [{ resources: {}, parameters: numbered(201, n => [`P${n}`, {}]) }, /^parameters$/],
     'several documents': ['resources: {}\n---\nresources: {}', /^$/],

@@ -4,15 +4,8 @@ import { injectFault } from '#core/base/fault-injection.ts'
 import { isTransient } from '#core/db/database-errors.ts'
 import type { AttemptFields } from '#core/work/attempt.ts'
 import type { Tx } from '#core/writes/writer.ts'
-import {
-  appliedState,
-  createResource,
-  deleteResource,
-  joinsTransaction,
-  requireType,
-  updateResource,
-} from '../plans/apply.ts'
-import type { CompiledTemplate, DeclaredResource } from '../plans/compile.ts'
+import { appliedState, createResource, deleteResource, requireType, updateResource } from '../plans/apply.ts'
+import { type CompiledTemplate, type DeclaredResource, withoutDeferred } from '../plans/compile.ts'
 import { readImportedValues } from '../plans/imports.ts'
 import { findLive, listLiveResources } from '../plans/live.ts'
 import { matchResources, templateScope } from '../plans/plan.ts'
@@ -29,6 +22,7 @@ import {
   updateTracked,
 } from '../records/store.ts'
 import type { TemplateScope } from '../template/expressions.ts'
+import { joinsTransaction } from '../types/built-in.ts'
 import { findType } from '../types/find.ts'
 import type { Live } from '../types/model.ts'
 import { type AddEvent, eventOf, type OperationAttempt, operationFailure } from './operation-attempt.ts'
@@ -138,28 +132,74 @@ const arrangementOf = ({ logical_id, retain, prevent_destroy }: DeclaredResource
 const differsFrom = (row: TrackedRow, arrangement: ReturnType<typeof arrangementOf>): boolean =>
   (Object.keys(arrangement) as (keyof typeof arrangement)[]).some(name => row[name] !== arrangement[name])
 
-/** Applies the declared resources in order up to the first failure, which it returns. */
+/** Applies the declared resources in order, then their deferred properties, up to the first failure, which it returns. */
 async function applyAll(
   attempt: OperationAttempt,
   { declared }: CompiledTemplate,
   state: DeployState,
 ): Promise<RecordedFailure | null> {
   for (const each of declared) {
-    const tracked = state.of.get(each.logical_id) as TrackedRow
-    if (attempt.hasEvent(tracked, 'create', 'update', 'replace', 'no-op')) continue
-    const id = tracked.physical_resource_id
-    const live = (id && state.live.get(id)) || null
-    const step = repeatIfUnrecorded(attempt, await stepFor(attempt.services, each, tracked, live, state.scope))
-    if (step.action === 'no-op') {
-      attempt.addPending(eventOf(tracked, 'no-op', id))
-      continue
-    }
-    const failure = await applyStep(attempt, { ...step, tracked }, after => state.of.set(each.logical_id, after))
-    if (failure)
-      return { ...failure, meta: { logical_id: each.logical_id, resource_type: each.type.name, ...failure.meta } }
+    const failure = await applyResource(attempt, each, state)
+    if (failure) return failure
+  }
+  for (const each of declared) {
+    if (each.deferred.size === 0) continue
+    const failure = await applyDeferred(attempt, each, state)
+    if (failure) return failure
   }
   return null
 }
+
+/** Applies a resource without its deferred properties. Returns the failure. */
+async function applyResource(
+  attempt: OperationAttempt,
+  declared: DeclaredResource,
+  state: DeployState,
+): Promise<RecordedFailure | null> {
+  const tracked = state.of.get(declared.logical_id) as TrackedRow
+  if (attempt.hasEvent(tracked, ...DONE)) return null
+  const id = tracked.physical_resource_id
+  const live = (id && state.live.get(id)) || null
+  const first = await stepFor(attempt.services, withoutDeferred(declared), tracked, live, state.scope)
+  const step = repeatIfUnrecorded(attempt, first)
+  if (step.action !== 'no-op') return applyTracked(attempt, { ...step, tracked }, state)
+  if (declared.deferred.size === 0) attempt.addPending(eventOf(tracked, 'no-op', id))
+  return null
+}
+
+/**
+ * Sets the deferred properties of a resource that exists. Its update joins the transaction of its event, so that another worker finds
+ * nothing to do after the commit.
+ */
+async function applyDeferred(
+  attempt: OperationAttempt,
+  declared: DeclaredResource,
+  state: DeployState,
+): Promise<RecordedFailure | null> {
+  const { services, projectId } = attempt
+  const tracked = state.of.get(declared.logical_id) as TrackedRow
+  const { type } = declared
+  const id = tracked.physical_resource_id
+  const live = id && !type.registered ? await findLive(services.pool, type, id, projectId) : null
+  const step = await stepFor(services, declared, tracked, live, state.scope)
+  if (step.action === 'update') return applyTracked(attempt, { ...step, tracked }, state)
+  if (step.action === 'no-op' && !attempt.hasEvent(tracked, ...DONE)) attempt.addPending(eventOf(tracked, 'no-op', id))
+  return null
+}
+
+/** Applies a step. Returns the failure with the resource that it concerns. */
+async function applyTracked(
+  attempt: OperationAttempt,
+  step: TrackedStep,
+  state: DeployState,
+): Promise<RecordedFailure | null> {
+  const { logical_id, type } = step.declared
+  const failure = await applyStep(attempt, step, after => state.of.set(logical_id, after))
+  return failure && { ...failure, meta: { logical_id, resource_type: type.name, ...failure.meta } }
+}
+
+/** Actions whose event ends the step of a resource. */
+const DONE = [...FORWARD, 'no-op'] as const
 
 type TrackedStep = ResourceStep & { tracked: TrackedRow }
 
@@ -266,7 +306,7 @@ function recordApplied(
   const moved = action === 'update' && before !== null && applied.id !== before && declared.type.registered !== null
   const replaced = action === 'replace' || moved
   const values = {
-    status: isNew && !replaced ? ('created' as const) : ('updated' as const),
+    status: (isNew && !replaced) || isCompleted(attempt, tracked) ? ('created' as const) : ('updated' as const),
     physical_resource_id: applied.id,
     ...appliedState(attempt.services, declared.type, desired, applied.record, isNew ? EMPTY_STATE : tracked),
     ...(applied.attributes === undefined ? {} : { attributes: applied.attributes }),
@@ -277,6 +317,10 @@ function recordApplied(
   addEvent(eventOf(tracked, moved ? 'replace' : event, applied.id), { id: tracked.id, values })
   return { ...tracked, ...values }
 }
+
+/** Whether an update completes what this operation has created. */
+const isCompleted = (attempt: OperationAttempt, tracked: TrackedRow): boolean =>
+  tracked.status === 'created' && attempt.hasEvent(tracked, 'create')
 
 const EMPTY_STATE = { applied: {}, shown: {}, hashes: {} }
 

@@ -11,7 +11,7 @@ import type { Caller } from '#core/iam/caller.ts'
 import { invoke } from '#core/invoke/invoke.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { isAnyTracked, type TrackedRow } from '../records/store.ts'
-import { itemArguments, operationArguments, operationRequest } from '../types/built-in.ts'
+import { itemArguments, joinsTransaction, operationArguments, operationRequest } from '../types/built-in.ts'
 import { findType } from '../types/find.ts'
 import { callTypeHandler } from '../types/handler.ts'
 import type { BuiltInType, TemplateType } from '../types/model.ts'
@@ -41,9 +41,6 @@ export type AppliedChange = {
 }
 
 type CallRequest = Pick<Request, 'params'> & Partial<Request>
-
-/** Whether an operation can join a transaction. Other operations are repeated under an idempotency key after a lost worker. */
-export const joinsTransaction = ({ transaction, reads }: Operation): boolean => transaction || reads
 
 async function call(
   { services, caller, unbound, signal }: ResourceWriter,

@@ -19,7 +19,7 @@ export type ResourceCall = {
 
 /** Returns the calls of a step, in order. */
 export function stepCalls({ declared, action, live, desired, changed }: ResourceStep): ResourceCall[] {
-  const { type, retain } = declared
+  const { type, retain, deferred } = declared
   if (type.registered || action === 'no-op') return []
   const { create, update, tags } = type.operations
   const { later } = type
@@ -33,7 +33,7 @@ export function stepCalls({ declared, action, live, desired, changed }: Resource
       ...(tags && changed.includes('tags') ? [call(tags, live)] : []),
     ]
   }
-  const rest = Object.keys(desired).filter(name => later.has(name))
+  const rest = Object.keys(desired).filter(name => later.has(name) || deferred.has(name))
   return [
     call(create, null),
     ...(update && rest.some(name => name !== 'tags' || !tags) ? [call(update, null)] : []),

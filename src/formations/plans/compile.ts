@@ -3,7 +3,7 @@ import { MAX_PROBLEMS, validationProblems } from '#core/api/validate.ts'
 import type { Problem } from '#core/base/errors.ts'
 import { eventLoopYielder } from '#core/base/event-loop.ts'
 import type { Services } from '#core/base/services.ts'
-import { dependencyOrder } from '../template/dependencies.ts'
+import { deferredOrder, type PropertyReferences } from '../template/dependencies.ts'
 import {
   type Expression,
   type ExpressionMeaning,
@@ -16,6 +16,7 @@ import {
 import { parseTemplate } from '../template/parse.ts'
 import { type Parameter, type ResourceDeclaration, TemplateShape } from '../template/shape.ts'
 import { MAX_BYTES } from '../template/yaml.ts'
+import { deferrableProperties } from '../types/deferrable.ts'
 import { findType } from '../types/find.ts'
 import type { TemplateType } from '../types/model.ts'
 import { isBelowAny, resolveProperties } from '../types/properties.ts'
@@ -26,11 +27,23 @@ export type DeclaredResource = {
   type: TemplateType
   /** As authored. */
   properties: JsonObject
-  depends_on: readonly string[]
+  /** Properties that are set when all resources exist, because they refer to a resource that refers back. */
+  deferred: ReadonlySet<string>
   retain: boolean
   ignored: ReadonlySet<string>
   prevent_destroy: boolean
 }
+
+/** Returns the form in which a resource is created: without its deferred properties. */
+export const withoutDeferred = (declared: DeclaredResource): DeclaredResource =>
+  declared.deferred.size === 0
+    ? declared
+    : {
+        ...declared,
+        properties: Object.fromEntries(
+          Object.entries(declared.properties).filter(([name]) => !declared.deferred.has(name)),
+        ),
+      }
 
 export type CompiledTemplate = {
   /** The template as authored, an object. */
@@ -142,31 +155,33 @@ async function compile(
   await yieldIfLong()
   const logicalIds = new Set(resources.map(([id]) => id))
   const names = { parameters, logicalIds, types, used: new Set<string>() }
-  const depends = new Map<string, string[]>()
+  const references = new Map<string, PropertyReferences[]>()
   for (const [id, resource] of resources) {
     await yieldIfLong()
-    depends.set(id, checkDependencies(id, resource, names, problems))
+    references.set(id, checkDependencies(id, resource, names, problems))
   }
   const conditions = checkConditions(template, parameters)
   problems.push(...conditions.problems)
   for (const name of conditions.used) names.used.add(name)
   checkExpressions(outputs, 'outputs', names, problems, true)
   checkExpressions(metadata, 'metadata', names, problems, false)
-  const { order, cycle } = dependencyOrder(depends)
+  const known = { ...options, values, types }
+  await markDeferrable(services, new Map(resources), references, known, yieldIfLong)
+  const { order, deferred, cycle } = await deferredOrder(references, yieldIfLong)
   if (cycle.length > 0)
     problems.push({
       code: 'CYCLE',
       path: 'resources',
-      message: `depend on each other: ${cycle.slice(0, 20).join(', ')}`,
+      message: `depend on each other, by properties that cannot be set later: ${cycle.slice(0, 20).join(', ')}`,
     })
   const byId = new Map(resources)
   const declared = order.flatMap((id): DeclaredResource[] => {
     const type = types.get(id)
-    return type ? [declaredResource(id, type, byId.get(id) as ResourceDeclaration, depends.get(id) ?? [])] : []
+    return type ? [declaredResource(id, type, byId.get(id) as ResourceDeclaration, deferred.get(id) ?? new Set())] : []
   })
   for (const each of declared) {
     await yieldIfLong()
-    problems.push(...(await checkProperties(services, each, { ...options, values, types })))
+    problems.push(...(await checkProperties(services, each, known)))
   }
   const dormant = Object.entries(template.resources).flatMap(([logical_id, { type: name, properties = {} }]) => {
     const type = logicalIds.has(logical_id) ? undefined : findType(services, name)
@@ -210,20 +225,55 @@ function typesOf(
   return { types, unknown }
 }
 
-/** Returns the resources that a resource depends on, by its expressions and as declared. Adds its problems. */
+/** Returns the references of a resource, by its properties and as declared. Adds its problems. */
 function checkDependencies(
   id: string,
   { properties = {}, depends_on = [] }: ResourceDeclaration,
   names: Names,
   problems: Problem[],
-): string[] {
+): PropertyReferences[] {
   const at = `resources.${id}`
-  const referenced = checkExpressions(properties, `${at}.properties`, names, problems, false)
   const explicit = [depends_on].flat()
   explicit.forEach((other, index) => {
     if (!names.logicalIds.has(other)) problems.push(noResource(`${at}.depends_on[${index}]`, other))
   })
-  return [...new Set([...referenced, ...explicit])].filter(other => names.logicalIds.has(other))
+  const referenced = Object.entries(properties).map(([property, value]) => ({
+    property,
+    others: checkExpressions(value, `${at}.properties.${property}`, names, problems, false),
+  }))
+  return [...referenced, { property: null, others: explicit }].flatMap(({ property, others }) => {
+    const existing = [...new Set(others)].filter(other => names.logicalIds.has(other))
+    return existing.length > 0 ? [{ property, others: existing, isDeferrable: false }] : []
+  })
+}
+
+/** Marks the references of resources in cycles that can be set later. */
+async function markDeferrable(
+  services: Services,
+  resources: ReadonlyMap<string, ResourceDeclaration>,
+  references: Map<string, PropertyReferences[]>,
+  known: Parameters<typeof exampleScope>[0] & { tenant: string },
+  yieldIfLong: () => Promise<void>,
+): Promise<void> {
+  const { cycle } = await deferredOrder(references, yieldIfLong)
+  for (const id of cycle) {
+    await yieldIfLong()
+    const { properties = {}, ignore_fields = [] } = resources.get(id) as ResourceDeclaration
+    const own = references.get(id) ?? []
+    const type = known.types.get(id)
+    const candidates = own.flatMap(({ property }) =>
+      property === null || ignore_fields.includes(property) ? [] : [property],
+    )
+    const { resolved } = type
+      ? await resolveProperties(services, type, properties, exampleScope(known), { at: '', complete: false })
+      : { resolved: new Map() }
+    const example = Object.fromEntries([...resolved].map(([name, { value }]) => [name, value]))
+    const deferrable = type ? await deferrableProperties(services, type, example, candidates, known.tenant) : new Set()
+    references.set(
+      id,
+      own.map(each => ({ ...each, isDeferrable: each.property !== null && deferrable.has(each.property) })),
+    )
+  }
 }
 
 /** Returns the parameters that conditions reference, and the problems of conditions. */
@@ -254,12 +304,12 @@ const declaredResource = (
   logical_id: string,
   type: TemplateType,
   { properties = {}, deletion_policy, ignore_fields = [], prevent_destroy = false }: ResourceDeclaration,
-  depends_on: string[],
+  deferred: ReadonlySet<string>,
 ): DeclaredResource => ({
   logical_id,
   type,
   properties,
-  depends_on,
+  deferred,
   retain: deletion_policy === 'retain',
   ignored: new Set(ignore_fields),
   prevent_destroy,

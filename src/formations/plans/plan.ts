@@ -9,7 +9,7 @@ import { type ExpressionMeaning, scopeOf, type TemplateScope } from '../template
 import { findType } from '../types/find.ts'
 import type { Live } from '../types/model.ts'
 import { deleteCalls, mayCall, type ResourceCall, readParents, stepCalls } from './calls.ts'
-import type { CompiledTemplate, DeclaredResource } from './compile.ts'
+import { type CompiledTemplate, type DeclaredResource, withoutDeferred } from './compile.ts'
 import { listLiveResources } from './live.ts'
 import { type ResourceStep, stepFor, toPlanChange } from './step.ts'
 
@@ -91,15 +91,22 @@ export async function buildPlan(
   const live = await listLiveResources(services, db, tracked, projectId)
   const ids = new Map<string, ExpressionMeaning>()
   const scope = templateScope(compiled, imports, name => ids.get(name) ?? 'unknown')
-  const steps: ResourceStep[] = []
-  for (const declared of compiled.declared) {
+  const compare = (declared: DeclaredResource): Promise<ResourceStep> => {
     const row = of.get(declared.logical_id) ?? null
     const physical = row?.physical_resource_id ?? null
-    const step = await stepFor(services, declared, row, (physical && live.get(physical)) || null, scope)
+    return stepFor(services, declared, row, (physical && live.get(physical)) || null, scope)
+  }
+  const steps: ResourceStep[] = []
+  for (const declared of compiled.declared) {
+    const step = await compare(withoutDeferred(declared))
+    const physical = step.tracked?.physical_resource_id ?? null
     steps.push(step)
     const stays = step.action === 'no-op' || (step.action === 'update' && !movesId(step))
     ids.set(declared.logical_id, stays && physical ? { text: physical } : 'unknown')
   }
+  // Deferred properties refer to resources of later steps.
+  for (const [index, declared] of compiled.declared.entries())
+    if (declared.deferred.size > 0) steps[index] = await compare(declared)
   const removed = [...others].reverse()
   return { steps, removed, live, parents: await readPlanParents(services, db, { steps, removed, live }, projectId) }
 }

@@ -1,20 +1,20 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { z } from 'zod'
 import { requireReferences } from '#core/api/references.ts'
 import { AppError, type Problem } from '#core/base/errors.ts'
 import type { Services } from '#core/base/services.ts'
-import { sqlStateOf } from '#core/db/database-errors.ts'
-import { sql } from '#core/db/sql.ts'
+import { isLockTimeout, isWaitedFor } from '#core/db/lock-waits.ts'
 import { setForTransaction } from '#core/db/transaction-settings.ts'
 import type { Caller } from '#core/iam/caller.ts'
 import type { Tx } from '#core/writes/writer.ts'
-import { type ExpressionMeaning, expressionsIn } from '../template/expressions.ts'
-import { createRefusalProblems, operationArguments } from '../types/built-in.ts'
+import { newTrackedRow } from '../records/store.ts'
+import { type ExpressionMeaning, expressionsIn, type TemplateScope } from '../template/expressions.ts'
+import { createRefusalProblems, joinsTransaction, operationArguments } from '../types/built-in.ts'
 import type { BuiltInType } from '../types/model.ts'
-import { createResource, joinsTransaction, type ResourceWriter } from './apply.ts'
+import { createResource, type ResourceWriter, updateResource } from './apply.ts'
 import { mayCall, readParents, stepCalls } from './calls.ts'
-import type { CompiledTemplate } from './compile.ts'
+import { type CompiledTemplate, type DeclaredResource, withoutDeferred } from './compile.ts'
 import { importProblem, resolveImports } from './imports.ts'
+import { findLive } from './live.ts'
 import { templateScope } from './plan.ts'
 import { type ResourceStep, stepFor } from './step.ts'
 
@@ -48,22 +48,6 @@ const LOCK_CHECK_MS = 100
 const LOCK_WAIT_MS = 250
 const MAX_RUNS = 3
 const PAUSE_MS = 100
-
-const waitedRow = sql.type(z.object({ waited: z.boolean() }))
-
-/** Whether another transaction waits for a lock of this one. 0.2 ms. */
-const isWaitedFor = (tx: Tx): Promise<boolean> =>
-  tx.oneFirst(waitedRow`
-    select exists (
-      select from pg_stat_activity a where a.datname = current_database() and a.wait_event_type = 'Lock'
-        and pg_backend_pid() = any (pg_blocking_pids(a.pid))) as waited`)
-
-/** Whether a lock was not granted within LOCK_WAIT_MS. */
-function isLockTimeout(error: unknown): boolean {
-  for (let current = error; current instanceof Error; current = current.cause)
-    if (sqlStateOf(current) === '55P03') return true
-  return false
-}
 
 /** What the project does to a template: problems, and resources that were not tried. */
 export type RehearsedCreates = { problems: Problem[]; warnings: Problem[] }
@@ -119,14 +103,16 @@ async function rehearseOnce(
       let checkAt = performance.now() + LOCK_CHECK_MS
       const ids = new Map<string, ExpressionMeaning>()
       const scope = templateScope(compiled, imported, name => ids.get(name) ?? 'unknown', 'unknown')
-      for (const declared of compiled.declared) {
+      const attempt = async (declared: DeclaredResource, type: BuiltInType, isDeferred: boolean): Promise<void> => {
         signal.throwIfAborted()
-        const { logical_id, type } = declared
+        const { logical_id } = declared
         const at = `resources.${logical_id}`
-        if (type.registered) continue
-        const step = await stepFor(services, declared, null, null, scope)
+        const made = ids.get(logical_id)
+        const step = isDeferred
+          ? await deferredStep(tx, writer, declared, type, { id: typeof made === 'object' ? made.text : null, scope })
+          : await stepFor(services, withoutDeferred(declared), null, null, scope)
         // Depends on a value that exists only during the deploy.
-        if (step.problems.length > 0 || expressionsIn(step.desired).length > 0) continue
+        if (!step || step.problems.length > 0 || expressionsIn(step.desired).length > 0) return
         if (!found.isInterrupted && performance.now() > checkAt) {
           found.isInterrupted = await isWaitedFor(tx)
           checkAt = performance.now() + LOCK_CHECK_MS
@@ -134,30 +120,41 @@ async function rehearseOnce(
         const leave = (reason: string): void => {
           found.warnings.push({ code: 'UNCHECKED', path: at, message: `not checked against the project: ${reason}` })
         }
-        if (found.isInterrupted) {
-          leave('other requests need the same resources')
-          continue
-        }
+        if (found.isInterrupted) return leave('other requests need the same resources')
         const denied = await deniedAction(tx, writer, step)
-        if (denied !== null || performance.now() > end) {
-          leave(denied === null ? 'the check took too long' : `${denied} is not permitted`)
-          continue
-        }
+        if (denied !== null || performance.now() > end)
+          return leave(denied === null ? 'the check took too long' : `${denied} is not permitted`)
         try {
-          const id = await tryCreate(tx, writer, step, type)
+          const id = await (isDeferred ? tryUpdate(tx, writer, step) : tryCreate(tx, writer, step, type))
           if (id !== null) ids.set(logical_id, { text: id })
         } catch (error) {
-          if (isLockTimeout(error)) {
-            leave('another request has locked resources that it needs')
-            continue
-          }
+          if (isLockTimeout(error)) return leave('another request has locked resources that it needs')
           if (!(error instanceof AppError) || error.status >= 500) throw error
           found.problems.push(...createRefusalProblems(type, error, step.desired, `${at}.properties`))
         }
       }
+      for (const declared of compiled.declared)
+        if (!declared.type.registered) await attempt(declared, declared.type, false)
+      for (const declared of compiled.declared)
+        if (!declared.type.registered && declared.deferred.size > 0) await attempt(declared, declared.type, true)
     },
   )
   return found
+}
+
+/** Returns the step that sets the deferred properties of a resource that was created; null if it was not. */
+async function deferredStep(
+  tx: Tx,
+  { services, projectId }: ResourceWriter,
+  declared: DeclaredResource,
+  type: BuiltInType,
+  { id, scope }: { id: string | null; scope: TemplateScope },
+): Promise<ResourceStep | null> {
+  const live = id === null ? null : await findLive(tx, type, id, projectId)
+  if (!live) return null
+  const { logical_id, retain, prevent_destroy } = declared
+  const row = { ...newTrackedRow, id: '', logical_id, resource_type: type.name, position: 0, retain, prevent_destroy }
+  return stepFor(services, declared, { ...row, physical_resource_id: id }, live, scope)
 }
 
 /** Returns the first action of a create that the caller is not allowed; null if it may be tried. */
@@ -184,4 +181,10 @@ async function tryCreate(
     requireReferences(nested, type.kind, writer.projectId, operationArguments(type, step.desired)),
   )
   return null
+}
+
+/** Updates a resource. */
+async function tryUpdate(tx: Tx, writer: ResourceWriter, { tracked, ...step }: ResourceStep): Promise<string | null> {
+  if (tracked === null || step.action !== 'update') return null
+  return (await updateResource(writer, { ...step, tracked }, { tx, key: '' })).id
 }

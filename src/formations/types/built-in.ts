@@ -254,3 +254,6 @@ export function itemArguments(type: BuiltInType, operation: Operation, id: strin
     }),
   )
 }
+
+/** Whether an operation can join a transaction. Other operations are repeated under an idempotency key after a lost worker. */
+export const joinsTransaction = ({ transaction, reads }: Operation): boolean => transaction || reads
