@@ -43,6 +43,8 @@ describe('the command line with the service', function () {
     assert.equal(dry.code, 0, dry.stderr)
     assert.equal((await user.run(purge)).code, 2)
     assert.notEqual((await json('generations', 'get', turn.id)).output, null)
+    assert.equal((await json('actors', 'purge-content', actor.id, '--dry-run')).dry_run, true)
+    assert.equal((await user.run(['actors', 'purge-content', actor.id])).code, 2)
     const deleted = await user.run(['actors', 'delete', actor.id, '--yes'])
     assert.deepEqual([deleted.code, deleted.stdout], [0, ''])
     assert.equal((await user.run(['actors', 'get', actor.id])).code, 5)

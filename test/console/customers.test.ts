@@ -177,8 +177,9 @@ describe('views of end users', function () {
     )
     await pressEnter(page.getByRole('button', { name: 'Erase content' }))
     const dialog = page.getByRole('dialog')
-    await dialog.getByText('Stored about the end user at this moment:').waitFor()
-    assert.match(await dialog.innerText(), /Sessions\s+1\s+Messages\s+2/)
+    await dialog.getByText('This would erase:').waitFor()
+    assert.match(await dialog.innerText(), /Messages\s+2/)
+    assert.match(await dialog.innerText(), /Generations\s+1/)
     assert.equal(
       (await suite.app.admin.get(`/sessions/${session.id}/messages`)).body.data[0].content,
       'Hello from Petra',

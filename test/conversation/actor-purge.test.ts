@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { sql } from '#core/db/sql.ts'
 import { retentionSweepQueue } from '#core/work/sweeps.ts'
 import { startAgentApp } from '../execution/fixtures.ts'
 import { eventually } from '../support/app.ts'
@@ -73,8 +74,68 @@ describe('the purge of what an end user said', function () {
     const actor = await made('/actors', { name: 'Ann' })
     const statement = [{ effect: 'Allow', action: ['actors:DeleteActor'], resource: [`srn:${app.projectId}:*:*`] }]
     const other = await app.user('other', [{ statement }])
-    assert.deepEqual((await other.post(`/actors/${actor.id}/purge-content`)).status, 403)
-    assert.equal((await (await app.project()).key.post(`/actors/${actor.id}/purge-content`)).status, 404)
+    const foreign = (await app.project()).key
+    for (const path of [`/actors/${actor.id}/purge-content`, `/actors/${actor.id}/purge-content?dry_run=true`]) {
+      assert.equal((await other.post(path)).status, 403)
+      assert.equal((await foreign.post(path)).status, 404)
+    }
+  })
+
+  it('counts in a dry run the records of a later purge, and erases nothing', async () => {
+    const { id: actor } = await made('/actors', { name: 'Ann' })
+    const session = await sessionOf(actor)
+    await send(session.id, 'Where is my pretzel?')
+    await made(`/sessions/${session.id}/attention`, { reason: 'a late pretzel' })
+    const store = (await made('/memory-stores', { name: 'facts' })).id
+    await made('/memory-entries', { memory_store_id: store, actor_id: actor, content: 'Ann likes pretzels' })
+    const dryRun = () => app.key.post(`/actors/${actor}/purge-content?dry_run=true`)
+    const counted = await dryRun()
+    assert.equal(counted.status, 200, JSON.stringify(counted.body))
+    assert.deepEqual([counted.body.dry_run, counted.body.complete], [true, true])
+    for (const name of ['messages', 'generations', 'memories', 'session_attentions'])
+      assert.ok(counted.body.counts[name] > 0, JSON.stringify(counted.body))
+    assert.deepEqual(await app.rows('select from actor_purges'), [])
+    assert.deepEqual((await dryRun()).body, counted.body)
+    const { data } = (await app.key.get(`/sessions/${session.id}/messages`)).body
+    assert.equal(data[0].content, 'Where is my pretzel?')
+    await purge(actor)
+    await steadyEraser()
+    await done()
+    const [{ detail }] = (await entries(actor)).filter((entry: any) => entry.detail.job_id)
+    assert.deepEqual(detail.counts, counted.body.counts)
+    const nothing = (await dryRun()).body.counts
+    assert.deepEqual(
+      Object.values(nothing).filter(count => count !== 0),
+      [],
+    )
+  })
+
+  it('counts incompletely during an active turn, which continues', async () => {
+    const actor = (await made('/actors', { name: 'Ann' })).id
+    const session = await sessionOf(actor)
+    const { generation_id } = await made(`/sessions/${session.id}/messages`, {
+      message: `@double ${JSON.stringify([{ text: 'never', gate: 'closed' }])}`,
+    })
+    const status = async () => (await app.key.get(`/generations/${generation_id}`)).body.status
+    await eventually(async () => (await status()) === 'in_progress')
+    const counted = await app.key.post(`/actors/${actor}/purge-content?dry_run=true`)
+    assert.deepEqual([counted.status, counted.body.complete], [200, false], JSON.stringify(counted.body))
+    assert.equal(await status(), 'in_progress')
+    assert.equal((await app.admin.post(`/generations/${generation_id}/cancel`)).status < 300, true)
+  })
+
+  it('counts nothing for longer while another request waits for a record', async () => {
+    const { id: actor } = await made('/actors', { name: 'Ann' })
+    await made(`/sessions/${(await sessionOf(actor)).id}/attention`, { reason: 'a late pretzel' })
+    const { promise, resolve } = Promise.withResolvers<void>()
+    const held = app.services.write(async tx => {
+      await tx.query(sql.unsafe`select from sessions where actor_id = ${actor} for update`)
+      await promise
+    })
+    const counted = await app.key.post(`/actors/${actor}/purge-content?dry_run=true`)
+    resolve()
+    await held
+    assert.deepEqual([counted.status, counted.body.complete], [200, false], JSON.stringify(counted.body))
   })
 
   it('is one job however often it is requested, and retains the actor', async () => {

@@ -150,6 +150,7 @@ describe('the description', function () {
         createMemoryEntry: 'dry_run',
         createOrchestration: 'validateOrchestration',
         createPlaybook: 'validatePlaybook',
+        purgeActorContent: 'dry_run',
         purgeGenerationContent: 'dry_run',
         purgeTraceContent: 'dry_run',
         replaceFormation: 'planFormation',

@@ -34,7 +34,9 @@ export const endUsers = {
   purge: 'Erase content',
   purgeText: (name: string) =>
     `The messages, turns, facts and files of ${name} are erased in the background. Records stay without content. This cannot be undone.`,
-  purgeCounts: 'Stored about the end user at this moment:',
+  purgeCounts: 'This would erase:',
+  purgeNothing: 'There is no content left to erase.',
+  purgeMore: 'There is more than could be counted in time, or a turn is active.',
   purged: 'The content is being erased',
   revoke: 'End access',
   revokeText: 'All tokens of the end user end with their open streams. Tokens that are issued later work.',

@@ -1,6 +1,7 @@
+import { z } from 'zod'
 import { columnFilter, containsFilter, equalsFilter, tagsFilter } from '#core/api/filters.ts'
-import { textFilter } from '#core/api/lists.ts'
-import type { Operation } from '#core/api/operation.ts'
+import { booleanQuery, textFilter } from '#core/api/lists.ts'
+import { type Operation, result } from '#core/api/operation.ts'
 import { raise } from '#core/base/errors.ts'
 import { sql } from '#core/db/sql.ts'
 import { principalsChanged } from '#identity/principals/principal-cache.ts'
@@ -8,7 +9,7 @@ import { deleteMemoriesOf } from '#memory/facts/ownership.ts'
 import { refuseEndUserBound } from '#memory/reach.ts'
 import { mergeActor } from './merge.ts'
 import { Actor, ActorInput, ActorMerge, ActorPatch, actorKind } from './model.ts'
-import { PurgeAccepted, requestPurge, requireNotPurging } from './purge.ts'
+import { countPurge, PurgeAccepted, PurgeDryRun, requestPurge, requireNotPurging } from './purge.ts'
 import { actors } from './resource.ts'
 import { foundActors } from './search.ts'
 import { countMessages, findOrCreateActor } from './store.ts'
@@ -103,10 +104,18 @@ export const actorOperations: Operation[] = [
     id: 'purgeActorContent',
     summary: "Erase an end user's content",
     description:
-      'Erases the content of conversations, turns and memories of the end user in the background. Records are retained without content. The counts are in the audit entry of the job.',
+      'Erases the content of conversations, turns and memories of the end user in the background. Records are retained without content. The counts are in the audit entry of the job. With `dry_run`, returns only the counts, within some seconds.',
     action: 'actors:PurgeActorContent',
-    answers: { 202: PurgeAccepted },
+    query: z.object({
+      dry_run: booleanQuery.default(false).describe('Whether to count the affected records without erasing them'),
+    }),
+    answers: { 200: PurgeDryRun, 202: PurgeAccepted },
     raises: ['CONTENT_ON_HOLD'],
-    run: ({ tx, caller, resource }) => requestPurge(tx, caller, resource.id),
+    async run({ tx, services, caller, resource, query, audit }) {
+      if (!query.dry_run) return result(202, await requestPurge(tx, caller, resource.id))
+      const counted = await countPurge(tx, services, caller, resource)
+      Object.assign(audit.detail, counted)
+      return counted
+    },
   }),
 ]

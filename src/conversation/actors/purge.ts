@@ -1,11 +1,13 @@
 import { z } from 'zod'
-import { type Counts, type EndUserPurge, endUserContent } from '#control/retention/erasure.ts'
+import { type Counts, type EndUserPurge, endUserContent, sumCounts } from '#control/retention/erasure.ts'
 import { requireNoLegalHold } from '#control/retention/legal-hold.ts'
 import { srn } from '#core/api/kind.ts'
 import { AppError, raise } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
 import type { Services } from '#core/base/services.ts'
+import { isLockTimeout, isWaitedFor } from '#core/db/lock-waits.ts'
 import { sql } from '#core/db/sql.ts'
+import { setForTransaction } from '#core/db/transaction-settings.ts'
 import { type Caller, principalRecord } from '#core/iam/caller.ts'
 import type { AttemptFields, WorkAttempt } from '#core/work/attempt.ts'
 import { exponential, UNLIMITED } from '#core/work/retry.ts'
@@ -32,6 +34,18 @@ export const PurgeAccepted = z
   .object({ job_id: z.string().describe('ID of the job; the audit entry at its end contains its counts') })
   .meta({ id: 'ActorPurgeAccepted' })
 
+export const PurgeDryRun = z
+  .object({
+    dry_run: z.literal(true),
+    counts: z.record(z.string(), z.int()).describe('Number of records that would lose content, by kind'),
+    complete: z
+      .boolean()
+      .describe(
+        'Whether the counts are complete: not with an active turn, with more content than is counted in time, or if other requests need the records',
+      ),
+  })
+  .meta({ id: 'ActorPurgeDryRun' })
+
 /** Delay until aborted turns have settled. */
 const BUSY_MS = 2000
 /** Delay until a legal hold is checked again. */
@@ -51,6 +65,58 @@ export async function requestPurge(tx: Tx, caller: Caller, actorId: string): Pro
   const job = await insertPurge(tx, id, principalRecord(caller))
   if (job.isNew) purgeWork.wake(tx, { entity: id, id: job.id, project_id })
   return { job_id: job.id }
+}
+
+/** Time after which a dry run counts no further records, between checks for others that need them, and to wait for their locks. */
+const DRY_RUN_MS = 5000
+const LOCK_CHECK_MS = 100
+const LOCK_WAIT_MS = 250
+
+class DryRunEnded extends Error {}
+
+/**
+ * Counts what a purge would erase: the erasers run in a transaction that is rolled back. It costs as much as the purge, so it ends after
+ * DRY_RUN_MS, and as soon as another transaction waits for its locks. Raises CONTENT_ON_HOLD.
+ */
+export async function countPurge(
+  tx: Tx,
+  services: Services,
+  caller: Caller,
+  actor: ActorRow,
+): Promise<z.output<typeof PurgeDryRun>> {
+  await requireNoLegalHold(tx, actor.project_id)
+  const end = performance.now() + DRY_RUN_MS
+  let checkAt = performance.now() + LOCK_CHECK_MS
+  let counts: Counts = {}
+  let complete = false
+  const count = async (inner: Tx): Promise<never> => {
+    await setForTransaction(inner, { lock_timeout: `${LOCK_WAIT_MS}ms` })
+    const purge: EndUserPurge = {
+      services,
+      read: inner,
+      endUser: endUserOf(actor),
+      by: stampOf(principalRecord(caller)),
+      until: await purgeTime(inner),
+      async write(work) {
+        if (performance.now() > end) throw new DryRunEnded()
+        if (performance.now() > checkAt) {
+          if (await isWaitedFor(inner)) throw new DryRunEnded()
+          checkAt = performance.now() + LOCK_CHECK_MS
+        }
+        const erased = await inner.nested(work)
+        counts = sumCounts(counts, erased)
+        return erased
+      },
+    }
+    const outcomes: string[] = []
+    for (const content of endUserContent.all()) outcomes.push(await content.erase(purge))
+    complete = !outcomes.includes('busy')
+    throw new DryRunEnded()
+  }
+  await tx.nested(count).catch(error => {
+    if (!(error instanceof DryRunEnded) && !isLockTimeout(error)) throw error
+  })
+  return { dry_run: true, counts, complete }
 }
 
 /** Erases the content of an end user. Never abandoned: a requested erasure has to happen. */

@@ -1,5 +1,5 @@
 import { Badge, Button, Group, Stack, Table, Text } from '@mantine/core'
-import type { ActorOverview } from '@muster/client'
+import type { ActorOverview, ActorPurgeDryRun } from '@muster/client'
 import {
   exportConversation,
   getActorOverview,
@@ -9,6 +9,7 @@ import {
   revokeActorTokens,
   takeOverSession,
 } from '@muster/client/operations'
+import { useQuery } from '@tanstack/react-query'
 import { Link, useNavigate } from '@tanstack/react-router'
 import type { ReactNode } from 'react'
 import { useIds } from '#address.ts'
@@ -21,6 +22,8 @@ import { Page } from '#components/page.tsx'
 import { Facts, IdLine, Section } from '#components/record.tsx'
 import { RecordPage } from '#components/record-page.tsx'
 import { saveAs } from '#components/save.ts'
+import { fieldLabel } from '#components/schema-form.tsx'
+import { Loaded } from '#components/states.tsx'
 import { StatusBadge } from '#components/status.tsx'
 import { Tags, TagsButton } from '#components/tags.tsx'
 import { costText, sizeText, visible, When } from '#components/text.tsx'
@@ -70,14 +73,8 @@ async function exportMessages({ id, project_id }: ActorOverview['actor']): Promi
 }
 
 function EndUserActions({ overview }: { overview: ActorOverview }) {
-  const { actor, sessions, messages, facts, files } = overview
+  const { actor, sessions } = overview
   const isAllowed = usePermissions(actor.project_id)
-  const counts: [string, number | undefined][] = [
-    [texts.sessions, sessions?.count],
-    [texts.messages, messages?.count],
-    [texts.facts, facts?.count],
-    [texts.files, files?.count],
-  ]
   return (
     <>
       {sessions && isAllowed(exportConversation) && (
@@ -98,8 +95,7 @@ function EndUserActions({ overview }: { overview: ActorOverview }) {
               text={
                 <Stack gap="md">
                   <Text>{texts.purgeText(visible(actor.name))}</Text>
-                  <Text>{texts.purgeCounts}</Text>
-                  <Facts facts={counts.map(([label, count]) => [label, count?.toLocaleString()])} />
+                  <PurgeCounts actorId={actor.id} />
                 </Stack>
               }
               label={texts.purge}
@@ -113,6 +109,30 @@ function EndUserActions({ overview }: { overview: ActorOverview }) {
         />
       )}
     </>
+  )
+}
+
+/** Counts what a purge would erase, as the eraser itself does. */
+function PurgeCounts({ actorId }: { actorId: string }) {
+  const query = useQuery({
+    queryKey: ['actor', actorId, 'purge'],
+    queryFn: async ({ signal }) =>
+      (await purgeActorContent(api, { actor_id: actorId, dry_run: true }, { signal })) as ActorPurgeDryRun,
+    gcTime: 0,
+  })
+  return (
+    <Loaded query={query}>
+      {({ counts, complete }) => {
+        const found = Object.entries(counts).filter(([, count]) => count > 0)
+        return (
+          <Stack gap="xs">
+            <Text>{found.length > 0 ? texts.purgeCounts : texts.purgeNothing}</Text>
+            <Facts facts={found.map(([name, count]) => [fieldLabel(name), count.toLocaleString()])} />
+            {!complete && <Text c="dimmed">{texts.purgeMore}</Text>}
+          </Stack>
+        )
+      }}
+    </Loaded>
   )
 }
 
