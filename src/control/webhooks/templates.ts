@@ -160,7 +160,7 @@ const SAMPLE = {
   event: 'approvals.created',
   resource_type: 'approval',
   resource_id: 'apr_01k5p3vd7r9hj2x8m4qcw6tz0e',
-  data: { title: 'Refund order 1042 <!channel>', status: 'pending', tool_name: 'refund' },
+  data: { title: 'Refund order 1042', status: 'pending', tool_name: 'refund' },
   timestamp: '2026-03-02T09:30:00.000Z',
 }
 
