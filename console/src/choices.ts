@@ -43,7 +43,7 @@ type Options = { signal: AbortSignal }
 const OFFERED = 100
 
 /** Makes a hook that reads the records of one kind. */
-function choicesOf<Row extends Named>(
+export function choicesOf<Row extends Named>(
   kind: string,
   list: Operation & ((client: Client, args: Args, options: Options) => { page(): PromiseLike<{ data: Row[] }> }),
 ) {

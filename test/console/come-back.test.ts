@@ -436,13 +436,14 @@ describe('the playground without a worker', function () {
 
 /** Components with inputs whose content is no unsent work, and why. */
 const WITHOUT_DRAFT: Record<string, string> = {
+  'components/completed-text.tsx CompletedText': 'an input of forms that keep it',
   'components/dataset-select.tsx useDatasetSelect': 'the name of a first dataset',
   'components/list.tsx SearchField': 'a filter',
-  'components/policy-editor.tsx PolicyEditor': 'an input of forms that keep it',
   'components/provider-form.tsx ProviderForm': 'a key',
   'components/schema-form.tsx SchemaField': 'an input of a form that keeps it',
   'components/simulation.tsx Simulation': 'a question',
   'components/viewer.tsx Lines': 'a search',
+  'editor/expression.tsx NameField': 'a name until it is complete',
   'session/gate.tsx BootstrapForm': 'a password',
   'shell/home.tsx ProjectForm': 'a name',
   'views/automation/evidence.tsx EvidenceField': 'an input of forms that keep it',

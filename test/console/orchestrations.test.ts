@@ -30,6 +30,7 @@ describe('orchestrations in the console', function () {
     await heading(page, 'New orchestration')
     await focusOn(page.getByLabel('Name'))
     await page.keyboard.type('By keyboard')
+    await pressEnter(page.getByRole('tab', { name: 'JSON' }))
     const definition = page.getByLabel('Definition')
     await focusOn(definition)
     await page.keyboard.press('Control+a')
@@ -52,7 +53,8 @@ describe('orchestrations in the console', function () {
   it('leads from a node to its text, and saves a labelled version', async () => {
     const { id } = await create()
     const { page, problems } = await open(`orchestrations/${id}`)
-    await page.getByRole('button', { name: 'Edit' }).click()
+    await page.getByRole('link', { name: 'Edit' }).click()
+    await page.getByRole('tab', { name: 'JSON' }).click()
     await page.locator('#graph-node-done').click()
     const definition = page.getByLabel('Definition')
     const chosen = () =>
@@ -70,7 +72,7 @@ describe('orchestrations in the console', function () {
   it('shows both changes where two people edit', async () => {
     const { id } = await create()
     const { page } = await open(`orchestrations/${id}`)
-    await page.getByRole('button', { name: 'Edit' }).click()
+    await page.getByRole('link', { name: 'Edit' }).click()
     await page.getByLabel('Description').fill('mine')
     await suite.app.admin.patch(`/orchestrations/${id}`, { nodes: [], edges: [] })
     await page.getByRole('button', { name: 'Save' }).click()
@@ -160,8 +162,11 @@ describe('orchestrations in the console', function () {
     suite.closeLater(watched)
     const { page, problems } = watched
     await page.locator('#graph-node-price').waitFor()
-    for (const name of ['Edit', 'Start a run', 'Delete'])
+    for (const name of ['Start a run', 'Delete'])
       assert.equal(await page.getByRole('button', { name }).count(), 0, name)
+    assert.equal(await page.getByRole('link', { name: 'Edit' }).count(), 0)
+    await page.goto(`${suite.app.base}/app${at(`orchestrations/${id}/edit`)}`)
+    await page.getByText('orchestrations:UpdateOrchestration').waitFor()
     assert.deepEqual(problems, [])
   })
 })

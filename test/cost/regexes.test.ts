@@ -17,7 +17,6 @@ const EXCEPTIONS: Record<string, string> = {
 
 /** Patterns of which only a part is in the sources, with what bounds their time. */
 const CALLS: Record<string, string> = {
-  'console/src/views/automation/orchestration-form.tsx: `"id"\\\\s*:\\\\s*"${id}"`': 'a definition that the user edits',
   "console/src/views/content/search.tsx: `(?<![\\\\p{L}\\\\p{N}])((?:${stems.join('|')})[\\\\p{L}\\\\p{N}]*)`":
     'words of the query in an excerpt: a match starts only at the start of a word',
   'src/content/index/chunks/token-measure.ts: tokenizer.split':

@@ -8,6 +8,7 @@ import {
   MultiSelect,
   NumberInput,
   PasswordInput,
+  Pill,
   Select,
   Stack,
   TagsInput,
@@ -26,7 +27,7 @@ import { FailureAlert } from './states.tsx'
 import { TextButton, visible } from './text.tsx'
 
 /** A JSON Schema, as far as a form follows it; the service checks the rest. */
-type FieldSchema = {
+export type FieldSchema = {
   type?: string | string[]
   title?: string
   description?: string
@@ -50,8 +51,8 @@ const LONG = 1000
 
 type Input = 'text' | 'secret' | 'time' | 'long' | 'number' | 'choice' | 'choices' | 'texts' | 'flag' | 'json'
 
-/** The schema of a field without its null, which a form shows as an empty field. */
-function settled(schema: FieldSchema): FieldSchema {
+/** Returns the schema of a field without its null, which a form shows as an empty field. */
+export function settled(schema: FieldSchema): FieldSchema {
   const { anyOf, oneOf, ...own } = schema
   const choices = (anyOf ?? oneOf)?.filter(({ type, const: constant }) => type !== 'null' && constant !== null)
   if (choices?.length === 1) return settled({ ...choices[0], ...own })
@@ -71,7 +72,8 @@ const textsOf = (schema: FieldSchema): string[] | undefined =>
     ? schema.enum.filter(value => typeof value === 'string')
     : undefined
 
-function inputOf(name: string, schema: FieldSchema): Input {
+/** Returns how a form shows a field. */
+export function inputOf(name: string, schema: FieldSchema): Input {
   if (textsOf(schema)) return 'choice'
   switch (schema.type) {
     case 'string':
@@ -113,8 +115,8 @@ export function parseObject(text: string): Values | null {
   }
 }
 
-/** What a field holds while it is edited. */
-const entryOf = (input: Input, value: unknown): unknown => {
+/** Returns what a field holds while it is edited. */
+export const entryOf = (input: Input, value: unknown): unknown => {
   if (input === 'json') return jsonText(value)
   if (input === 'choices' || input === 'texts') return value ?? []
   if (input === 'flag') return value ?? null
@@ -122,8 +124,8 @@ const entryOf = (input: Input, value: unknown): unknown => {
   return value ?? ''
 }
 
-/** The value of an entry: undefined for an empty one. Throws SyntaxError for invalid JSON. */
-function enteredOf(input: Input, entry: unknown): unknown {
+/** Returns the value of an entry: undefined for an empty one. Throws SyntaxError for invalid JSON. */
+export function enteredOf(input: Input, entry: unknown): unknown {
   if (entry === '' || entry === null || (Array.isArray(entry) && entry.length === 0)) return undefined
   if (input === 'time') return new Date(entry as string).toISOString()
   return input === 'json' ? parseExactJson(entry as string) : entry
@@ -349,7 +351,8 @@ export function SubmitRow({
   )
 }
 
-function SchemaField({
+/** The control of one field. */
+export function SchemaField({
   input,
   field,
   options,
@@ -415,6 +418,11 @@ function SchemaField({
           maxDropdownHeight={240}
           value={entry as string[]}
           onChange={onChange}
+          renderPill={({ value, onRemove, disabled, reorderProps }) => (
+            <Pill {...reorderProps} withRemoveButton onRemove={onRemove} disabled={disabled}>
+              {visible(String(value))}
+            </Pill>
+          )}
         />
       )
     case 'number':

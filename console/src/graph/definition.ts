@@ -1,4 +1,6 @@
-import type { Finding, OrchestrationEdge, OrchestrationNode } from '@muster/client'
+import type { Finding } from '@muster/client'
+import type { Values } from '#components/schema-form.tsx'
+import { isObject } from '#json.ts'
 import type { GraphEdge, GraphNode } from './graph.tsx'
 import type { Mark } from './marks.tsx'
 import type { Definition } from './run-state.ts'
@@ -6,58 +8,65 @@ import type { Definition } from './run-state.ts'
 /** The problems and warnings of a validator. */
 export type Findings = { problems: Finding[]; warnings: Finding[] }
 
-const NO_FINDINGS: Findings = { problems: [], warnings: [] }
+export const NO_FINDINGS: Findings = { problems: [], warnings: [] }
 
-const isObject = (value: unknown): value is Record<string, unknown> => typeof value === 'object' && value !== null
-
-/** Returns what a definition has that can be drawn: nodes with different ids, and edges with ends. */
-function drawable({ nodes, edges }: Partial<Definition>) {
-  const seen = new Set<string>()
-  const isNew = (node: unknown): node is OrchestrationNode =>
-    isObject(node) && typeof node.id === 'string' && node.id !== '' && !seen.has(node.id) && Boolean(seen.add(node.id))
-  const hasEnds = (edge: unknown): edge is OrchestrationEdge =>
-    isObject(edge) && typeof edge.from === 'string' && typeof edge.to === 'string'
-  // Paths of findings count all entries, also those that cannot be drawn.
-  return {
-    nodes: (Array.isArray(nodes) ? nodes : [])
-      .map((node, index) => ({ node, index }))
-      .filter(({ node }) => isNew(node)),
-    edges: (Array.isArray(edges) ? edges : [])
-      .map((edge, index) => ({ edge, index }))
-      .filter(({ edge }) => hasEnds(edge)),
-  }
+/** Returns the entries of a list that can be drawn, with their places: paths of findings count all entries. */
+export function drawable(list: unknown, canDraw: (entry: Values) => boolean): { entry: Values; index: number }[] {
+  return (Array.isArray(list) ? list : [])
+    .map((entry, index) => ({ entry, index }))
+    .filter(({ entry }) => isObject(entry) && canDraw(entry))
 }
 
-/** Whether a finding is about an entry of a list of the definition. */
-const isAt = (list: 'nodes' | 'edges', index: number, { path }: Finding) =>
-  path === `${list}[${index}]` || path.startsWith(`${list}[${index}].`)
+/** Accepts entries with a name that none before has. */
+export function newNames(key: string): (entry: Values) => boolean {
+  const seen = new Set<string>()
+  return ({ [key]: name }) => typeof name === 'string' && name !== '' && !seen.has(name) && Boolean(seen.add(name))
+}
+
+/** Returns the finding about each entry of a list: a problem before warnings. */
+export const findingsOf =
+  (list: string, { problems, warnings }: Findings) =>
+  (index: number): { mark?: Mark; detail?: string } => {
+    const isAt = ({ path }: Finding) => path === `${list}[${index}]` || path.startsWith(`${list}[${index}].`)
+    const problem = problems.find(isAt)
+    const finding = problem ?? warnings.find(isAt)
+    return finding ? { mark: problem ? 'problem' : 'warning', detail: finding.message } : {}
+  }
+
+/** Returns the place in a list that a finding is about. */
+export const placeOf = ({ path }: Finding, list: string): number | undefined => {
+  const index = path.startsWith(`${list}[`) ? Number.parseInt(path.slice(list.length + 1), 10) : Number.NaN
+  return Number.isNaN(index) ? undefined : index
+}
 
 /** Returns the id of the node that a finding is about. */
-export function nodeOf({ path }: Finding, { nodes }: Partial<Definition>): string | undefined {
-  const index = /^nodes\[(\d+)]/.exec(path)?.[1]
-  const id = index === undefined ? undefined : nodes?.[Number(index)]?.id
+export function nodeOf(finding: Finding, { nodes }: Partial<Definition>): string | undefined {
+  const id = nodes?.[placeOf(finding, 'nodes') ?? -1]?.id
   return typeof id === 'string' ? id : undefined
 }
 
 /** Returns the drawing of a definition, with the findings of the validator at their nodes and edges. */
 export function definitionGraph(
-  definition: Partial<Definition>,
-  { problems, warnings }: Findings = NO_FINDINGS,
+  definition: { nodes?: unknown; edges?: unknown },
+  findings: Findings = NO_FINDINGS,
 ): { nodes: GraphNode[]; edges: GraphEdge[] } {
-  const { nodes, edges } = drawable(definition)
-  const found = (list: 'nodes' | 'edges', index: number): { mark?: Mark; detail?: string } => {
-    const problem = problems.find(each => isAt(list, index, each))
-    const finding = problem ?? warnings.find(each => isAt(list, index, each))
-    return finding ? { mark: problem ? 'problem' : 'warning', detail: finding.message } : {}
-  }
+  const atNode = findingsOf('nodes', findings)
+  const atEdge = findingsOf('edges', findings)
   return {
-    nodes: nodes.map(({ node: { id, type }, index }) => ({ id, type: String(type ?? ''), ...found('nodes', index) })),
-    edges: edges.map(({ edge: { from, to, condition }, index }) => ({
-      from,
-      to,
-      label: condition ?? undefined,
-      mark: found('edges', index).mark,
+    nodes: drawable(definition.nodes, newNames('id')).map(({ entry: { id, type }, index }) => ({
+      id: String(id),
+      type: String(type ?? ''),
+      ...atNode(index),
     })),
+    edges: drawable(definition.edges, ({ from, to }) => typeof from === 'string' && typeof to === 'string').map(
+      ({ entry: { from, to, condition }, index }) => ({
+        from: String(from),
+        to: String(to),
+        label: typeof condition === 'string' ? condition : undefined,
+        mark: atEdge(index).mark,
+        index,
+      }),
+    ),
   }
 }
 

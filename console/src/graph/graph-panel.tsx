@@ -1,14 +1,15 @@
 import { Box, Card, Group, Skeleton, Text, VisuallyHidden } from '@mantine/core'
 import { useMediaQuery } from '@mantine/hooks'
-import { lazy, Suspense } from 'react'
+import { lazy, Suspense, useRef } from 'react'
 import { StatusIcon } from '#components/status.tsx'
 import { visible } from '#components/text.tsx'
 import { Tree } from '#components/tree.tsx'
 import * as strings from '#strings.ts'
-import type { GraphEdge, GraphNode } from './graph.tsx'
+import type { GraphEdge, GraphEdit, GraphNode } from './graph.tsx'
 import { useLayout } from './layout.ts'
 import { MarkIcon } from './marks.tsx'
 import { NodeTypeIcon } from './node-type.tsx'
+import type { Layout } from './shape.ts'
 
 // Loaded with the view, and not after its data.
 const drawing = import('./graph.tsx')
@@ -29,13 +30,16 @@ export function GraphPanel({
   onSelect,
   height = 520,
   isBare,
+  edit,
 }: {
   label: string
   graph: { nodes: GraphNode[]; edges: GraphEdge[] }
   selected: string | null
-  onSelect: (id: string) => void
+  /** Chooses a node, by keyboard or by mouse. */
+  onSelect: (id: string, isByKeyboard?: boolean) => void
   height?: number
   isBare?: boolean
+  edit?: GraphEdit
 }) {
   const isNarrow = useMediaQuery('(max-width: 47.99em)', undefined, { getInitialValueInEffect: false })
   const isDrawable = !isNarrow && nodes.length <= DRAWN_NODES && nodes.length > 0
@@ -45,17 +49,17 @@ export function GraphPanel({
   }
   const { key, layout, isError } = useLayout(shape, isDrawable)
   const isDrawn = isDrawable && !isError
+  // A graph that is edited stays until the next one has a layout.
+  const last = useRef<{ nodes: GraphNode[]; edges: GraphEdge[]; layout: Layout; shapeKey: string }>(null)
+  if (layout) last.current = { nodes, edges, layout, shapeKey: edit ? 'edited' : key }
+  const drawn = layout || edit ? last.current : null
   const skeleton = <Skeleton h={height} radius="lg" />
   return (
     <Group align="flex-start" gap="lg" wrap={isDrawn ? 'nowrap' : 'wrap'}>
       {isDrawn && (
         <Box flex={1} miw={0}>
           <Suspense fallback={skeleton}>
-            {layout ? (
-              <Graph {...{ label, nodes, edges, selected, onSelect, height, layout }} shapeKey={key} />
-            ) : (
-              skeleton
-            )}
+            {drawn ? <Graph {...drawn} {...{ label, selected, onSelect, height, edit }} /> : skeleton}
           </Suspense>
         </Box>
       )}
@@ -74,7 +78,7 @@ export function GraphPanel({
             rowPx={ROW_PX}
             maxHeight={height - 52}
             selected={selected}
-            onSelect={onSelect}
+            onSelect={id => onSelect(id, true)}
             rows={nodes.map(node => ({ id: node.id, level: 1, content: <Row node={node} edges={edges} /> }))}
           />
         </Card>
@@ -98,7 +102,9 @@ function Row({ node: { id, type, status, detail, mark }, edges }: { node: GraphN
           {visible(facts || type)}
         </Text>
         <VisuallyHidden>
-          {[facts && type, after.length > 0 && strings.runs.after(after.join(', '))].filter(Boolean).join(', ')}
+          {[facts && type, after.length > 0 && strings.runs.after(visible(after.join(', ')))]
+            .filter(Boolean)
+            .join(', ')}
         </VisuallyHidden>
       </Box>
       <NodeTypeIcon type={type} size={16} />

@@ -16,7 +16,7 @@ import {
   ReactFlowProvider,
   useReactFlow,
 } from '@xyflow/react'
-import { type KeyboardEvent, type MouseEvent, useMemo, useRef } from 'react'
+import { type KeyboardEvent, type MouseEvent, useEffect, useMemo, useRef } from 'react'
 import { StatusIcon, statusColor } from '#components/status.tsx'
 import { visible } from '#components/text.tsx'
 import * as strings from '#strings.ts'
@@ -34,10 +34,28 @@ export type GraphNode = {
   mark?: Mark
 }
 
-export type GraphEdge = { from: string; to: string; label?: string; isPassed?: boolean; mark?: Mark }
+export type GraphEdge = {
+  from: string
+  to: string
+  label?: string
+  isPassed?: boolean
+  mark?: Mark
+  /** Place of the edge in its definition. */
+  index?: number
+}
 
-type NodeData = { node: GraphNode; isSelected: boolean; isTabStop: boolean }
-type EdgeData = { points: { x: number; y: number }[]; x: number; y: number; edge: GraphEdge }
+/** What happens where a graph is edited. */
+export type GraphEdit = {
+  /** Place of the chosen edge. */
+  edge: number | null
+  onEdge: (index: number) => void
+  onConnect: (from: string, to: string) => void
+  /** A click outside of nodes and edges. */
+  onNothing: () => void
+}
+
+type NodeData = { node: GraphNode; isSelected: boolean; isTabStop: boolean; isEdited: boolean }
+type EdgeData = { points: { x: number; y: number }[]; x: number; y: number; edge: GraphEdge; isSelected: boolean }
 
 /** Smallest scale with readable texts of nodes: a larger graph is moved instead. A narrow frame allows less. */
 const READABLE = 0.65
@@ -46,16 +64,27 @@ const NARROW_PX = 560
 /** Nodes above which only those in view are drawn. */
 const DRAWN_WHOLE = 100
 
-const edgeColor = ({ mark, isPassed }: GraphEdge) =>
-  mark ? markColor(mark) : isPassed ? 'var(--mantine-color-text)' : 'var(--mantine-color-dimmed)'
+const edgeColor = ({ mark, isPassed }: GraphEdge, isSelected: boolean) =>
+  isSelected
+    ? 'var(--mantine-primary-color-filled)'
+    : mark
+      ? markColor(mark)
+      : isPassed
+        ? 'var(--mantine-color-text)'
+        : 'var(--mantine-color-dimmed)'
 
-function NodeCard({ data: { node, isSelected, isTabStop } }: NodeProps<Node<NodeData>>) {
+function NodeCard({ data: { node, isSelected, isTabStop, isEdited } }: NodeProps<Node<NodeData>>) {
   const { id, type, status, detail, mark } = node
   const facts = [mark && strings.graph.marks[mark], detail].filter(Boolean).join(' · ')
   const color = mark ? markColor(mark) : status ? statusColor(status) : 'var(--mantine-color-default-border)'
   return (
     <>
-      <Handle type="target" position={Position.Top} isConnectable={false} className="graph-handle" />
+      <Handle
+        type="target"
+        position={Position.Top}
+        isConnectable={isEdited}
+        className={isEdited ? 'graph-port' : 'graph-handle'}
+      />
       <UnstyledButton
         id={`graph-node-${id}`}
         className="nopan graph-node"
@@ -89,7 +118,12 @@ function NodeCard({ data: { node, isSelected, isTabStop } }: NodeProps<Node<Node
           </Box>
         </Group>
       </UnstyledButton>
-      <Handle type="source" position={Position.Bottom} isConnectable={false} className="graph-handle" />
+      <Handle
+        type="source"
+        position={Position.Bottom}
+        isConnectable={isEdited}
+        className={isEdited ? 'graph-port' : 'graph-handle'}
+      />
     </>
   )
 }
@@ -106,9 +140,9 @@ const pathOf = (points: EdgeData['points']): string =>
 
 function EdgeLine({ data, markerEnd }: EdgeProps<Edge<EdgeData>>) {
   if (!data) return null
-  const { points, x, y, edge } = data
+  const { points, x, y, edge, isSelected } = data
   const { label, isPassed, mark } = edge
-  const color = edgeColor(edge)
+  const color = edgeColor(edge, isSelected)
   return (
     <BaseEdge
       path={pathOf(points)}
@@ -116,13 +150,13 @@ function EdgeLine({ data, markerEnd }: EdgeProps<Edge<EdgeData>>) {
       label={label === undefined ? undefined : visible(label || '""')}
       labelX={x}
       labelY={y}
-      labelStyle={{ fill: mark ? color : 'var(--mantine-color-text)', fontSize: 12 }}
+      labelStyle={{ fill: mark || isSelected ? color : 'var(--mantine-color-text)', fontSize: 12 }}
       labelBgStyle={{ fill: 'var(--console-ground)' }}
       labelBgPadding={[6, 3]}
       labelBgBorderRadius={4}
       style={{
         stroke: color,
-        strokeWidth: isPassed || mark ? 2 : 1,
+        strokeWidth: isSelected ? 3 : isPassed || mark ? 2 : 1,
         strokeDasharray: mark === 'removed' ? '6 4' : undefined,
       }}
     />
@@ -156,8 +190,10 @@ type GraphProps = {
   nodes: GraphNode[]
   edges: GraphEdge[]
   selected: string | null
-  onSelect: (id: string) => void
+  /** Chooses a node, by keyboard or by mouse. */
+  onSelect: (id: string, isByKeyboard?: boolean) => void
   height: number
+  edit?: GraphEdit
 }
 
 /** Returns a function that makes an object only where its facts have changed since the last time. */
@@ -172,27 +208,33 @@ function useKept<T>() {
   }
 }
 
-function Drawing({ label, nodes, edges, selected, onSelect, height, layout }: GraphProps & { layout: Layout }) {
+function Drawing({ label, nodes, edges, selected, onSelect, height, layout, edit }: GraphProps & { layout: Layout }) {
   const frame = useRef<HTMLDivElement>(null)
   const byId = useMemo(() => new Map(layout.nodes.map((place, index) => [nodes[index]?.id, place])), [layout])
-  const first = nodes[0]?.id
+  const stop = nodes.some(({ id }) => id === selected) ? selected : nodes[0]?.id
   // What has not changed stays the same object, and is not drawn again.
   const keepNode = useKept<Node<NodeData>>()
   const drawnNodes = useMemo(
     () =>
       nodes.map(node => {
-        const data = { node, isSelected: node.id === selected, isTabStop: node.id === (selected ?? first) }
-        return keepNode(node.id, JSON.stringify(data), () => ({
+        const data = {
+          node,
+          isSelected: node.id === selected,
+          isTabStop: node.id === stop,
+          isEdited: edit !== undefined,
+        }
+        const place = byId.get(node.id) ?? { x: 0, y: 0 }
+        return keepNode(node.id, JSON.stringify({ data, place }), () => ({
           id: node.id,
           type: 'card',
-          position: byId.get(node.id) ?? { x: 0, y: 0 },
+          position: place,
           width: NODE_WIDTH,
           height: NODE_HEIGHT,
           measured: { width: NODE_WIDTH, height: NODE_HEIGHT },
           data,
         }))
       }),
-    [nodes, byId, selected],
+    [nodes, byId, selected, edit !== undefined],
   )
   const keepEdge = useKept<Edge<EdgeData>>()
   const drawnEdges = useMemo(
@@ -202,16 +244,17 @@ function Drawing({ label, nodes, edges, selected, onSelect, height, layout }: Gr
         if (!course) return []
         const { from: source, to: target } = edge
         const id = String(index)
-        return keepEdge(id, JSON.stringify(edge), () => ({
+        const isSelected = edit !== undefined && edit.edge === edge.index
+        return keepEdge(id, JSON.stringify({ edge, course, isSelected }), () => ({
           id,
           type: 'line',
           source,
           target,
-          data: { ...course, edge },
-          markerEnd: { type: MarkerType.ArrowClosed, color: edgeColor(edge) },
+          data: { ...course, edge, isSelected },
+          markerEnd: { type: MarkerType.ArrowClosed, color: edgeColor(edge, isSelected) },
         }))
       }),
-    [edges, layout],
+    [edges, layout, edit?.edge],
   )
   const view = (flow: ReactFlowInstance<Node<NodeData>, Edge<EdgeData>>, isWhole: boolean) => {
     if (!frame.current) return
@@ -224,28 +267,38 @@ function Drawing({ label, nodes, edges, selected, onSelect, height, layout }: Gr
     void flow.setViewport({ x: width / 2 - middle * zoom, y: top, zoom })
   }
   const instance = useRef<ReactFlowInstance<Node<NodeData>, Edge<EdgeData>> | null>(null)
-  const focus = (id: string | undefined) => {
-    if (!id) return
-    const place = byId.get(id)
-    const focusButton = () => document.getElementById(`graph-node-${id}`)?.focus({ preventScroll: true })
-    focusButton()
-    if (!place || !instance.current || !frame.current) return
+  /** Moves the view to a node that is not in it; returns whether it has moved. */
+  const reveal = (id: string | null): boolean => {
+    const place = id === null ? undefined : byId.get(id)
+    if (!place || !instance.current || !frame.current) return false
     const { x, y, zoom } = instance.current.getViewport()
     const left = place.x * zoom + x
     const top = place.y * zoom + y
     const { clientWidth, clientHeight } = frame.current
     const isOutside =
       left < 0 || top < 0 || left + NODE_WIDTH * zoom > clientWidth || top + NODE_HEIGHT * zoom > clientHeight
-    if (!isOutside) return
-    void instance.current.setCenter(place.x + NODE_WIDTH / 2, place.y + NODE_HEIGHT / 2, { zoom })
+    if (isOutside) void instance.current.setCenter(place.x + NODE_WIDTH / 2, place.y + NODE_HEIGHT / 2, { zoom })
+    return isOutside
+  }
+  const focus = (id: string | undefined) => {
+    if (!id) return
+    const focusButton = () => document.getElementById(`graph-node-${id}`)?.focus({ preventScroll: true })
+    focusButton()
     // A node that was not drawn is drawn with the next frame.
-    requestAnimationFrame(() => requestAnimationFrame(focusButton))
+    if (reveal(id)) requestAnimationFrame(() => requestAnimationFrame(focusButton))
   }
-  const onClick = ({ target }: MouseEvent) => {
+  const onClick = ({ target, detail }: MouseEvent) => {
     const button = (target as Element).closest('.graph-node')
-    if (button) onSelect(button.id.replace(/^graph-node-/, ''))
+    if (button) onSelect(button.id.replace(/^graph-node-/, ''), detail === 0)
   }
-  /** Arrow keys follow edges up and down, and go to the adjacent node. */
+  // A graph that is edited stays mounted while its shape changes.
+  useEffect(() => {
+    if (edit && instance.current) view(instance.current, false)
+  }, [layout])
+  useEffect(() => {
+    if (edit) reveal(selected)
+  }, [layout, selected])
+  /** Arrow keys follow edges up and down, or else go to the next row, and to the adjacent node. */
   const onKeyDown = (event: KeyboardEvent) => {
     const current = (event.target as HTMLElement).id.replace(/^graph-node-/, '')
     const place = byId.get(current)
@@ -254,9 +307,16 @@ function Drawing({ label, nodes, edges, selected, onSelect, height, layout }: Gr
       nodes
         .filter(({ id }) => byId.get(id)?.y === place.y && ((byId.get(id)?.x ?? 0) - place.x) * sign > 0)
         .toSorted((one, other) => sign * ((byId.get(one.id)?.x ?? 0) - (byId.get(other.id)?.x ?? 0)))[0]?.id
+    const distance = (id: string) => Math.abs((byId.get(id)?.y ?? 0) - place.y)
+    const nextRow = (sign: 1 | -1) =>
+      nodes
+        .filter(({ id }) => ((byId.get(id)?.y ?? 0) - place.y) * sign > 0)
+        .toSorted((one, other) => distance(one.id) - distance(other.id))[0]?.id
+    const isBelow = (id: string) => (byId.get(id)?.y ?? place.y) > place.y
+    const isAbove = (id: string) => (byId.get(id)?.y ?? place.y) < place.y
     const moves: Record<string, () => string | undefined> = {
-      ArrowDown: () => edges.find(({ from, to }) => from === current && byId.has(to))?.to,
-      ArrowUp: () => edges.find(({ from, to }) => to === current && byId.has(from))?.from,
+      ArrowDown: () => edges.find(({ from, to }) => from === current && isBelow(to))?.to ?? nextRow(1),
+      ArrowUp: () => edges.find(({ from, to }) => to === current && isAbove(from))?.from ?? nextRow(-1),
       ArrowRight: () => nextTo(1),
       ArrowLeft: () => nextTo(-1),
       Home: () => nodes[0]?.id,
@@ -283,7 +343,10 @@ function Drawing({ label, nodes, edges, selected, onSelect, height, layout }: Gr
         nodeTypes={nodeTypes}
         edgeTypes={edgeTypes}
         nodesDraggable={false}
-        nodesConnectable={false}
+        nodesConnectable={edit !== undefined}
+        onConnect={({ source, target }) => edit?.onConnect(source, target)}
+        onEdgeClick={(_, { data }) => data?.edge.index !== undefined && edit?.onEdge(data.edge.index)}
+        onPaneClick={() => edit?.onNothing()}
         nodesFocusable={false}
         edgesFocusable={false}
         elementsSelectable={false}

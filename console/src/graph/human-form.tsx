@@ -1,5 +1,5 @@
 import { Text } from '@mantine/core'
-import { type OrchestrationNode, parseExactJson, type RequiredAction } from '@muster/client'
+import type { OrchestrationNode, RequiredAction } from '@muster/client'
 import { submitHumanInput } from '@muster/client/operations'
 import { api } from '#api.ts'
 import { type Stale, useAction } from '#components/actions.tsx'
@@ -7,6 +7,7 @@ import { DraftScope } from '#components/draft.tsx'
 import { type ObjectSchema, SchemaForm, type Values } from '#components/schema-form.tsx'
 import { visible } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
+import { meant } from '#json.ts'
 import * as strings from '#strings.ts'
 
 /** Returns the names that expressions read of the answer of a node. */
@@ -27,16 +28,6 @@ function fieldsRead(nodes: OrchestrationNode[], nodeId: string): string[] {
     walk(state_mapping, id === nodeId ? 'output.' : `nodes.${nodeId}.`)
   }
   return [...found].filter(name => name !== '')
-}
-
-/** Returns the value that a person means by a text: numbers, true, false, lists and objects are written as JSON. */
-export function meant(text: unknown): unknown {
-  if (typeof text !== 'string') return text
-  try {
-    return parseExactJson(text)
-  } catch {
-    return text
-  }
 }
 
 const OTHER = 'other_fields'

@@ -35,17 +35,30 @@ function layoutShape({ ids, edges }: Shape): Layout {
       const { x = middle.x, y = middle.y } = edge
       const isOfLabel = (point: { x: number; y: number }) =>
         edge.x !== undefined && Math.abs(point.x - x) < 1 && Math.abs(point.y - y) < 1
+      if (from === to) return { points: loopOf(source, x), x, y }
+      // An edge to a row above leaves its source at the top.
+      const side = target.y < source.y ? -1 : 1
       return {
         points: [
-          { x: source.x, y: source.y + NODE_HEIGHT / 2 },
+          { x: source.x, y: source.y + (side * NODE_HEIGHT) / 2 },
           ...between.filter((point, index) => index % 2 === 1 || isOfLabel(point)),
-          { x: target.x, y: target.y - NODE_HEIGHT / 2 },
+          { x: target.x, y: target.y - (side * NODE_HEIGHT) / 2 },
         ],
         x,
         y,
       }
     }),
   }
+}
+
+/** The course of an edge from a node to itself, at the right of it. */
+function loopOf({ x, y }: { x: number; y: number }, labelX: number): { x: number; y: number }[] {
+  const right = x + NODE_WIDTH / 2
+  return [
+    { x: right, y: y - NODE_HEIGHT / 4 },
+    { x: Math.max(labelX, right + 16), y },
+    { x: right, y: y + NODE_HEIGHT / 4 },
+  ]
 }
 
 self.onmessage = ({ data: { number, shape } }) => {

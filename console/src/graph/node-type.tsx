@@ -1,11 +1,15 @@
 import {
   IconArrowsSplit,
+  IconBolt,
   IconBroadcast,
+  IconCircle,
+  IconCircleCheck,
   IconClock,
   IconDatabasePlus,
   IconFunction,
   IconHierarchy,
   IconHourglass,
+  IconPlayerPlay,
   IconRepeat,
   IconRobot,
   IconRotate,
@@ -32,9 +36,14 @@ const ICONS: Record<string, TablerIcon> = {
   poll: IconRotate,
   delay: IconClock,
   emit_event: IconBroadcast,
+  orchestration: IconHierarchy,
+  trigger: IconBolt,
+  initial: IconPlayerPlay,
+  state: IconCircle,
+  terminal: IconCircleCheck,
 }
 
-/** The icon of a type of nodes. */
+/** The icon of a type of nodes or states. */
 export function NodeTypeIcon({ type, size = 18 }: { type: string; size?: number }) {
   const Icon = ICONS[type] ?? IconHourglass
   return <Icon size={size} aria-hidden style={{ flex: 'none' }} />

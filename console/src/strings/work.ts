@@ -19,6 +19,8 @@ export const workflows = {
     string
   >,
   approval: 'needs approval',
+  graph: 'Graph',
+  changed: 'Another person has changed this workflow',
 } as const
 
 export const tasks = {

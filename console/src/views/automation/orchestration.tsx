@@ -1,6 +1,5 @@
 import startFields from 'fields:startRun'
 import { Button, Drawer, Group, Select, Stack, Text } from '@mantine/core'
-import { useDisclosure } from '@mantine/hooks'
 import type { Orchestration, OrchestrationRun, OrchestrationVersion } from '@muster/client'
 import {
   compareOrchestrationVersions,
@@ -15,7 +14,7 @@ import {
 } from '@muster/client/operations'
 import { IconEdit, IconPlayerPlay, IconPlayerTrackNext } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
-import { useNavigate } from '@tanstack/react-router'
+import { Link, useNavigate } from '@tanstack/react-router'
 import { useMemo } from 'react'
 import { useIds } from '#address.ts'
 import { api, POLL_MS } from '#api.ts'
@@ -25,49 +24,35 @@ import { useFilters } from '#components/filters.ts'
 import { ListView, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Section } from '#components/record.tsx'
-import { RemoveButton } from '#components/record-page.tsx'
+import { RecordPage, RemoveButton } from '#components/record-page.tsx'
 import { type ObjectSchema, SchemaForm } from '#components/schema-form.tsx'
 import { Loaded, Notice } from '#components/states.tsx'
 import { visible } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
 import { Versions } from '#components/versions.tsx'
 import { comparedGraph, definitionGraph, nodeOf } from '#graph/definition.ts'
+import { FindingList } from '#graph/finding-list.tsx'
 import { GraphPanel } from '#graph/graph-panel.tsx'
 import { NodeTypeIcon } from '#graph/node-type.tsx'
 import type { Definition } from '#graph/run-state.ts'
 import { useFindings } from '#graph/validation.ts'
 import { usePermissions, useProjectId } from '#projects.ts'
 import * as strings from '#strings.ts'
-import { FindingList, OrchestrationForm, readOrchestration } from './orchestration-form.tsx'
 import { runColumns } from './runs.tsx'
 
 /** An orchestration: its graph, its versions and its runs. */
 export function OrchestrationView() {
   const { orchestrationId: id } = useIds()
-  const [isEditing, editing] = useDisclosure()
-  const query = useQuery({
-    queryKey: ['orchestration', id],
-    queryFn: ({ signal }) => readOrchestration(id, signal),
-    // Never replaces an open edit.
-    enabled: !isEditing,
-  })
   return (
-    <Loaded query={query} operation={getOrchestration}>
-      {first =>
-        isEditing ? (
-          <Page title={visible(first.record.name)}>
-            <OrchestrationForm first={first} onDone={editing.close} onCancel={editing.close} />
-          </Page>
-        ) : (
-          <OrchestrationPage record={first.record} onEdit={editing.open} />
-        )
-      }
-    </Loaded>
+    <RecordPage queryKey={['orchestration', id]} get={getOrchestration} ids={{ orchestration_id: id }}>
+      {record => <OrchestrationPage record={record} />}
+    </RecordPage>
   )
 }
 
-function OrchestrationPage({ record, onEdit }: { record: Orchestration; onEdit: () => void }) {
-  const isAllowed = usePermissions(useProjectId())
+function OrchestrationPage({ record }: { record: Orchestration }) {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
   const actions = (
     <>
       <RemoveButton
@@ -78,7 +63,12 @@ function OrchestrationPage({ record, onEdit }: { record: Orchestration; onEdit: 
         list="orchestrations"
       />
       {isAllowed(updateOrchestration) && (
-        <Button variant="default" leftSection={<IconEdit size={16} />} onClick={onEdit}>
+        <Button
+          component={Link}
+          to={`/p/${projectId}/orchestrations/${record.id}/edit`}
+          variant="default"
+          leftSection={<IconEdit size={16} />}
+        >
           {strings.edit}
         </Button>
       )}
@@ -167,7 +157,12 @@ function CurrentGraph({ record }: { record: Orchestration }) {
       <GraphPanel label={strings.runs.graph} graph={graph} selected={opened?.id ?? null} onSelect={id => select(id)} />
       {all.length > 0 && (
         <Section title={strings.orchestrations.findings}>
-          <FindingList findings={findings} definition={record} onSelect={select} />
+          <FindingList
+            findings={findings}
+            lists={{ nodes: 'nodes', edges: 'edges' }}
+            nameOf={(list, place) => (list === 'nodes' ? nodes[place]?.id : undefined)}
+            onSelect={(_list, _place, id) => select(id)}
+          />
         </Section>
       )}
       <Drawer

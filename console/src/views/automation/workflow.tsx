@@ -1,6 +1,5 @@
-import fields from 'fields:updateWorkflow'
-import { Badge, Card, Group, Stack, Table, Text } from '@mantine/core'
-import type { Workflow, WorkflowPatch } from '@muster/client'
+import { Badge, Button, Card, Group, Stack, Table, Text } from '@mantine/core'
+import type { Workflow } from '@muster/client'
 import {
   compareWorkflowVersions,
   createTask,
@@ -12,10 +11,10 @@ import {
   updateWorkflow,
 } from '@muster/client/operations'
 import { IconEdit, IconPlus } from '@tabler/icons-react'
+import { Link } from '@tanstack/react-router'
+import { useMemo, useState } from 'react'
 import { useIds } from '#address.ts'
-import { api } from '#api.ts'
 import { FormButton } from '#components/actions.tsx'
-import { CommandForm } from '#components/command-form.tsx'
 import { TableHead } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Section } from '#components/record.tsx'
@@ -24,6 +23,8 @@ import { Refused } from '#components/states.tsx'
 import { visible } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
 import { Versions } from '#components/versions.tsx'
+import { GraphPanel } from '#graph/graph-panel.tsx'
+import { workflowGraph } from '#graph/workflow-graph.ts'
 import { usePermissions, useProjectId } from '#projects.ts'
 import * as strings from '#strings.ts'
 import { Board } from './board.tsx'
@@ -54,13 +55,14 @@ function WorkflowActions({ workflow }: { workflow: Workflow }) {
         list="workflows"
       />
       {isAllowed(updateWorkflow) && (
-        <FormButton
-          label={strings.edit}
+        <Button
+          component={Link}
+          to={`/p/${projectId}/workflows/${workflow.id}/edit`}
           variant="default"
           leftSection={<IconEdit size={16} />}
-          modalSize="xl"
-          form={close => <EditForm workflow={workflow} onDone={close} />}
-        />
+        >
+          {strings.edit}
+        </Button>
       )}
       {isAllowed(createTask) && (
         <FormButton
@@ -120,30 +122,6 @@ function WorkflowPage({ workflow }: { workflow: Workflow }) {
   )
 }
 
-function EditForm({ workflow, onDone }: { workflow: Workflow; onDone: () => void }) {
-  const { id, project_id } = workflow
-  return (
-    <Stack gap="md">
-      <Text size="sm" c="dimmed">
-        {texts.editText}
-      </Text>
-      <CommandForm
-        label={strings.save}
-        schema={fields}
-        only={['name', 'description', 'states', 'transitions', 'payload_schema']}
-        initial={workflow}
-        run={async (values: WorkflowPatch) => updateWorkflow(api, { workflow_id: id, ...values })}
-        stale={[
-          ['workflow', id],
-          ['board', id],
-          ['workflows', project_id],
-        ]}
-        onDone={onDone}
-      />
-    </Stack>
-  )
-}
-
 function StateRow({
   state: { name, initial, terminal, kind, on_enter },
   transitions,
@@ -194,10 +172,14 @@ function StateRow({
   )
 }
 
-/** The states in order with the work that they start and the transitions from them. */
-function Definition({ workflow: { states, transitions, payload_schema } }: { workflow: Workflow }) {
+/** The states as a graph, and in order with the work that they start and the transitions from them. */
+function Definition({ workflow }: { workflow: Workflow }) {
+  const { states, transitions, payload_schema } = workflow
+  const graph = useMemo(() => workflowGraph(workflow), [workflow])
+  const [selected, setSelected] = useState<string | null>(null)
   return (
     <Stack gap="lg">
+      <GraphPanel label={texts.graph} graph={graph} selected={selected} onSelect={setSelected} isBare height={420} />
       <Card withBorder padding={0} radius="lg">
         <Table
           verticalSpacing="sm"
