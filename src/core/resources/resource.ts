@@ -56,6 +56,8 @@ type Overrides = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> 
 /** Overrides of an operation on a row, which may have an owner gate. */
 type ItemOverrides<Row> = Overrides & { decide?: (caller: Caller, row: Row, surface: string) => GateVerdict }
 
+type Conditions = (Fragment | null | undefined | false)[]
+
 type QueryContext<B = undefined, R = undefined> = Context<Record<string, never>, B, R>
 
 /** An existing row, returned by an idempotent create with status 200 and without an event. */
@@ -145,7 +147,7 @@ class ResourceOperations<Row extends KindRow, Event extends string> {
       /** Fields of an entry that are not in the record. */
       also?: EntryFields[]
       pageSize?: Operation['pageSize']
-      where?: (context: Context<any>) => (Fragment | null | undefined | false)[]
+      where?: (context: Context<any>) => Conditions | Promise<Conditions>
       visible?: (context: Context<any>) => Fragment
       order?: (context: Context<any>) => Fragment | undefined
       /** Size of the large columns of a row, to cut pages to MAX_PAGE_BYTES. */
@@ -177,14 +179,14 @@ class ResourceOperations<Row extends KindRow, Event extends string> {
         200: pageOf(also.length > 0 ? record.extend(shape).meta({ id: entry?.meta()?.id ?? `${noun}Entry` }) : record),
       },
       ...(others as object),
-      run: context =>
+      run: async context =>
         listTable<Row>(visible ? { ...context, visible: () => ({ rows: visible(context), all: false }) } : context, {
           table: kind.table,
           countKept: kind.countKept,
           columns: withEntryFields(entry ? selectList(names) : kind.columns, also, context),
           tags: kind.tags,
           path: kind.path !== undefined,
-          filters: [...filterConditions(filters, context.query), ...(where?.(context) ?? [])],
+          filters: [...filterConditions(filters, context.query), ...((await where?.(context)) ?? [])],
           order: order?.(context),
           bytes,
           present,

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import type { Counts } from '#control/retention/erasure.ts'
 import { namesOf } from '#core/api/entry-fields.ts'
-import { columnFilter, equalsFilter, oneOf } from '#core/api/filters.ts'
+import { columnFilter, equalsFilter } from '#core/api/filters.ts'
 import { pickFields } from '#core/api/kind.ts'
 import { booleanQuery, integerQuery, MAX_INTEGER } from '#core/api/lists.ts'
 import { type Context, itemOperation, type Operation } from '#core/api/operation.ts'
@@ -49,8 +49,30 @@ import { readSteps } from './traces/file.ts'
 import { traceKind } from './traces/kind.ts'
 import { getStepRequest } from './traces/step-request.ts'
 import { findTrace, findTree } from './traces/store.ts'
+import { hasTurn, hasTurnText, traceTurnFilters, turnFilters } from './turn-filters.ts'
 
 const TREE_LIMIT = 1000
+
+// Each id has an index ending in created_at; without one generations_project serves.
+const generationFilters = {
+  ...turnFilters,
+  agent_version: columnFilter(
+    integerQuery(0, MAX_INTEGER).optional().describe('Version of the agent that produced the generation'),
+    version => sql.fragment`t.agent_version = ${version}`,
+  ),
+  agent_id: equalsFilter('agent_id'),
+  trace_id: equalsFilter('trace_id'),
+  session_id: equalsFilter('session_id'),
+  conversation_id: equalsFilter('conversation_id'),
+  actor_id: equalsFilter('actor_id'),
+  initiator_generation_id: equalsFilter('initiator_generation_id'),
+  chain_id: equalsFilter('chain_id'),
+  orchestration_run_id: equalsFilter('orchestration_run_id'),
+  node_id: equalsFilter('node_id'),
+  trigger_id: equalsFilter('trigger_id'),
+  action_id: equalsFilter('action_id'),
+  source: equalsFilter('source'),
+}
 
 /** A generation with the memory entries that its turn and memory rules wrote. */
 const GenerationRead = Generation.extend({
@@ -297,31 +319,14 @@ async function purgeOrDryRun(
 export const generationOperations: Operation[] = [
   generateOperation,
   toolOutputsOperation,
-  // Each id has an index ending in created_at; without one generations_project serves.
   generations.list({
     summary: 'List generations',
     description: 'Newest first, without outputs.',
+    alsoActions: ['generations:GetGeneration', 'traces:GetTrace'],
     entry: GenerationListed,
     also: [namesOf({ actor: { columns: ['name', 'external_id'] }, agent: { columns: ['name'] } })],
-    filters: {
-      status: oneOf('status', GENERATION_STATUSES),
-      agent_version: columnFilter(
-        integerQuery(0, MAX_INTEGER).optional().describe('Version of the agent that produced the generation'),
-        version => sql.fragment`t.agent_version = ${version}`,
-      ),
-      agent_id: equalsFilter('agent_id'),
-      trace_id: equalsFilter('trace_id'),
-      session_id: equalsFilter('session_id'),
-      conversation_id: equalsFilter('conversation_id'),
-      actor_id: equalsFilter('actor_id'),
-      initiator_generation_id: equalsFilter('initiator_generation_id'),
-      chain_id: equalsFilter('chain_id'),
-      orchestration_run_id: equalsFilter('orchestration_run_id'),
-      node_id: equalsFilter('node_id'),
-      trigger_id: equalsFilter('trigger_id'),
-      action_id: equalsFilter('action_id'),
-      source: equalsFilter('source'),
-    },
+    filters: generationFilters,
+    where: async context => [await hasTurnText(context, generationFilters)],
   }),
   generations.get({
     endUser: generationAccess,
@@ -392,7 +397,11 @@ export const traceOperations: Operation[] = [
   // By traces_agent, traces_root and traces_project.
   traces.list({
     summary: 'List traces',
+    description:
+      'Newest first. Filters by turns match the traces with a turn that started in the time range and satisfies all of them; they require `generations:ListGenerations`.',
+    alsoActions: ['generations:ListGenerations', 'generations:GetGeneration'],
     filters: {
+      ...traceTurnFilters,
       agent_id: equalsFilter('agent_id'),
       root_trace_id: equalsFilter('root_trace_id'),
       roots_only: columnFilter(
@@ -400,6 +409,7 @@ export const traceOperations: Operation[] = [
         only => (only ? sql.fragment`t.parent_trace_id is null` : null),
       ),
     },
+    where: async context => [await hasTurn(context)],
   }),
   traces.get(),
   traces.action('tree', {

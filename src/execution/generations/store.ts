@@ -273,3 +273,12 @@ export const listGenerationsOfTraces = (
 export const listActiveTurns = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     select id from generations where id = any(${sql.array([...ids], 'text')}) and status not in ('completed', 'failed')`)
+
+const turnSizeRow = sql.type(z.object({ turns: z.int(), bytes: z.int() }))
+
+/** Returns the number of turns `t` of a condition, at most `limit`, and the bytes of their texts as they are stored. */
+export const sizeOfTurns = (db: Queryable, turns: Fragment, limit: number): Promise<{ turns: number; bytes: number }> =>
+  db.one(turnSizeRow`
+    select count(*) as turns, coalesce(sum(t.bytes), 0)::bigint as bytes from (
+      select coalesce(pg_column_size(t.input), 0) + coalesce(pg_column_size(t.output), 0) as bytes
+      from generations t where ${turns} limit ${limit}) t`)
