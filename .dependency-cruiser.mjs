@@ -38,6 +38,7 @@ export const floors = {
     'secrets',
     'console',
     'oauth',
+    'saved-views',
   ],
   control: [
     'activity',

@@ -50,6 +50,7 @@ import keys from './identity/keys/module.ts'
 import oauth from './identity/oauth/module.ts'
 import policies from './identity/policies/module.ts'
 import projects from './identity/projects/module.ts'
+import savedViews from './identity/saved-views/module.ts'
 import secrets from './identity/secrets/module.ts'
 import users from './identity/users/module.ts'
 import mcp from './mcp/module.ts'
@@ -69,6 +70,7 @@ export const modules: readonly Module[] = [
   keys,
   oauth,
   secrets,
+  savedViews,
   usage,
   quotas,
   audit,
