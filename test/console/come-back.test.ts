@@ -438,7 +438,9 @@ describe('the playground without a worker', function () {
 const WITHOUT_DRAFT: Record<string, string> = {
   'components/completed-text.tsx CompletedText': 'an input of forms that keep it',
   'components/dataset-select.tsx useDatasetSelect': 'the name of a first dataset',
+  'components/list.tsx EntryField': 'a filter',
   'components/list.tsx SearchField': 'a filter',
+  'components/list.tsx TimeField': 'a filter',
   'components/provider-form.tsx ProviderForm': 'a key',
   'components/schema-form.tsx SchemaField': 'an input of a form that keeps it',
   'components/simulation.tsx Simulation': 'a question',

@@ -1,14 +1,26 @@
-import { Anchor, Card, Group, Pagination, Select, Stack, Table, Text, TextInput } from '@mantine/core'
+import {
+  Anchor,
+  Card,
+  Group,
+  Pagination,
+  Select,
+  Stack,
+  Table,
+  Text,
+  TextInput,
+  type TextInputProps,
+} from '@mantine/core'
 import { IconSearch } from '@tabler/icons-react'
 import { type UseQueryResult, useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
-import type { ReactNode } from 'react'
+import { type ReactNode, useEffect, useState } from 'react'
 import { every } from '#api.ts'
 import type { Choice } from '#choices.ts'
 import type { Operation } from '#projects.ts'
 import * as strings from '#strings.ts'
 import { DraftScope } from './draft.tsx'
 import { type Filters, useFilters } from './filters.ts'
+import { SavedViews } from './saved-views.tsx'
 import { Loaded, NothingMatches } from './states.tsx'
 import { visible } from './text.tsx'
 
@@ -68,6 +80,63 @@ export function SearchField({ name = 'q', label = strings.list.search }: { name?
   )
 }
 
+/** A filter by a value that is applied as a whole: with Enter, or when the field is left. */
+export function EntryField({
+  name,
+  label,
+  width = 180,
+  ...input
+}: { name: string; label: string; width?: number } & Pick<
+  TextInputProps,
+  'type' | 'min' | 'step' | 'inputMode' | 'leftSection' | 'maxLength'
+>) {
+  const { filters, setFilters } = useFilters()
+  const applied = filters[name] ?? ''
+  const [entered, setEntered] = useState(applied)
+  useEffect(() => setEntered(applied), [applied])
+  const apply = () => {
+    if (entered.trim() !== applied) setFilters({ [name]: entered.trim() })
+  }
+  return (
+    <TextInput
+      aria-label={label}
+      placeholder={label}
+      {...input}
+      value={entered}
+      onChange={event => setEntered(event.currentTarget.value)}
+      onBlur={apply}
+      onKeyDown={event => event.key === 'Enter' && apply()}
+      w={{ base: '100%', xs: width }}
+    />
+  )
+}
+
+/** A filter by a time, which the address has in UTC. */
+export function TimeField({ name, label }: { name: string; label: string }) {
+  const { filters, setFilters } = useFilters()
+  const at = timeOf(filters[name])
+  return (
+    <TextInput
+      type="datetime-local"
+      label={label}
+      step={1}
+      value={at ? localText(at) : ''}
+      onChange={({ currentTarget: { value } }) =>
+        setFilters({ [name]: value ? new Date(value).toISOString() : undefined })
+      }
+      w={{ base: '100%', xs: 220 }}
+    />
+  )
+}
+
+/** Returns the time of a filter; undefined without a valid one. */
+export const timeOf = (value: string | undefined): Date | undefined =>
+  value && !Number.isNaN(Date.parse(value)) ? new Date(value) : undefined
+
+/** Returns a time to the second in the format of an input, in the zone of the browser. */
+const localText = (at: Date): string =>
+  new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 19)
+
 /** A filter of a list by one of several values. */
 export function ChoiceField({ name, label, choices }: { name: string; label: string; choices: Choice[] }) {
   const { filters, setFilters } = useFilters()
@@ -109,6 +178,7 @@ export function ListView<Row>({
   fields,
   empty,
   choices = [],
+  view,
   keyOf = row => (row as { id: string }).id,
 }: {
   label: string
@@ -122,12 +192,19 @@ export function ListView<Row>({
   empty: ReactNode
   /** Filters that choose another list: an empty one is not one in which nothing matches. */
   choices?: string[]
+  /** Name under which the filters of the list can be saved. */
+  view?: string
   keyOf?: (row: Row) => string
 }) {
   const applied = Object.keys(filters).filter(name => !['page', 'tab', ...choices].includes(name))
   return (
     <Stack gap="lg">
-      {fields && <Group gap="sm">{fields}</Group>}
+      {fields && (
+        <Group gap="sm" align="end">
+          {fields}
+          {view && <SavedViews view={view} />}
+        </Group>
+      )}
       <Loaded query={query} operation={operation}>
         {({ data, total }) => {
           if (data.length === 0 && applied.length > 0)

@@ -56,6 +56,17 @@ export const missing = {
 } as const
 
 export const list = { search: 'Find by name', all: (what: string) => `${what}: all` } as const
+export const savedViews = {
+  title: 'Saved views',
+  none: 'No saved view yet',
+  save: 'Save these filters',
+  replace: 'Replace',
+  rename: (name: string) => `Rename ${name}`,
+  remove: (name: string) => `Delete ${name}`,
+  removeText: 'Only the saved filters are deleted. They are yours alone.',
+  titles: { save: 'Save these filters', rename: 'Rename the saved view', delete: 'Delete the saved view' },
+} as const
+
 export const tags = {
   title: 'Tags',
   none: 'No tags',

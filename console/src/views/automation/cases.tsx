@@ -106,6 +106,7 @@ export function Cases() {
             />
           </>
         }
+        view="cases"
         empty={
           <Notice icon={<IconBriefcase />} title={texts.empty} action={create} color="indigo">
             {texts.emptyText}

@@ -101,6 +101,7 @@ export function Runs() {
             />
           </>
         }
+        view="runs"
         empty={
           <Notice
             icon={<IconPlayerTrackNext />}

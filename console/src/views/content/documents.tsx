@@ -106,6 +106,7 @@ export function Documents() {
             />
           </>
         }
+        view="documents"
         empty={
           <Notice
             icon={<IconFileText />}

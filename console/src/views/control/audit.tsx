@@ -177,6 +177,7 @@ export function Audit() {
             )}
           </>
         }
+        view="audit"
         empty={
           <Notice icon={<IconHistory />} title={texts.empty}>
             {texts.emptyText}

@@ -59,6 +59,7 @@ export function Events() {
             <SearchField name="resource_id" label={strings.events.resourceId} />
           </>
         }
+        view="events"
         empty={
           <Notice icon={<IconBolt />} title={strings.events.empty} color="indigo">
             {strings.events.emptyText}

@@ -94,6 +94,7 @@ export function Conversations() {
             {actors && actors.length > 0 && <ChoiceField name="actor" label={strings.memory.actor} choices={actors} />}
           </>
         }
+        view="conversations"
         empty={
           <Notice icon={<IconMessage2 />} title={strings.conversations.empty} action={create} color="indigo">
             {strings.conversations.emptyText}

@@ -61,6 +61,7 @@ export function EndUsers() {
             <SearchField name="tag" label={strings.tags.filter} />
           </>
         }
+        view="actors"
         empty={
           <Notice icon={<IconUserCircle />} title={texts.empty} color="indigo">
             {texts.emptyText}

@@ -166,6 +166,7 @@ export function Sessions() {
         operation={listSessions}
         columns={columns}
         fields={<SessionFilters projectId={projectId} />}
+        view="sessions"
         empty={
           <Notice icon={<IconMessages />} title={texts.empty} action={create} color="indigo">
             {texts.emptyText}

@@ -1,11 +1,10 @@
-import { Badge, Button, Card, Group, Stack, Table, Text, Title } from '@mantine/core'
+import { Anchor, Badge, Button, Card, Group, Stack, Table, Text, Title } from '@mantine/core'
 import type { GenerationListed, SystemStatus } from '@muster/client'
 import {
   aggregateUsage,
   createAgentGeneration,
   getQuotaUsage,
   getSystemStatus,
-  listExceptions,
   listGenerations,
   listQuotas,
   pauseProject,
@@ -22,7 +21,7 @@ import { PauseButton } from '#components/pause.tsx'
 import { Loaded, Notice } from '#components/states.tsx'
 import { StatusBadge } from '#components/status.tsx'
 import { costText, elapsedText, visible, When } from '#components/text.tsx'
-import { useApprovals } from '#inbox/waiting.ts'
+import { useApprovals, useAttention, useExceptions } from '#inbox/waiting.ts'
 import { usePermissions, useProjectId, useProjects } from '#projects.ts'
 import * as strings from '#strings.ts'
 
@@ -49,18 +48,15 @@ function useFigures(projectId: string, status: SystemStatus | undefined): Figure
   })
   // One query with the number in the navigation.
   const approvals = useApprovals(projectId, 1, 1).data?.total
-  const exceptions = useQuery({
-    queryKey: ['overview', 'exceptions', projectId],
-    queryFn: async ({ signal }) =>
-      (await listExceptions(api, { project_id: projectId, status: ['open'], limit: 1 }, { signal }).page()).total,
-    enabled: isAllowed(listExceptions) === true,
-    refetchInterval,
-  })
+  const exceptions = useExceptions(projectId, 1).data?.total
+  const attention = useAttention(projectId, 1).data?.total
   const perMinute = useQuery({
     queryKey: ['overview', 'rate', projectId],
     queryFn: async ({ signal }) => {
-      const from = new Date(Date.now() - 60_000).toISOString()
-      return (await listGenerations(api, { project_id: projectId, from, limit: 1 }, { signal }).page()).total
+      const now = Date.now()
+      const range = { from: new Date(now - 60_000).toISOString(), to: new Date(now).toISOString() }
+      const { total } = await listGenerations(api, { project_id: projectId, ...range, limit: 1 }, { signal }).page()
+      return { total, range }
     },
     enabled: isAllowed(listGenerations) === true,
     refetchInterval,
@@ -81,12 +77,18 @@ function useFigures(projectId: string, status: SystemStatus | undefined): Figure
   })
   const oldest = status && Math.max(0, ...status.queues.map(({ oldest_seconds }) => oldest_seconds))
   const totals = usage.data?.totals
-  const open = (count: number | undefined) =>
-    count ? (
-      <Button component={Link} to={`/p/${projectId}/inbox`} size="compact-xs" variant="default">
-        {strings.open}
-      </Button>
-    ) : null
+  /** A number with a link to the records that it counts. */
+  const counted = (
+    label: string,
+    count: number | undefined,
+    path: string,
+    search?: Record<string, string>,
+  ): Figure => ({
+    label,
+    value: count?.toLocaleString(),
+    action: Boolean(count) && <OpenButton {...{ label, search }} to={`/p/${projectId}/${path}`} />,
+  })
+  const dead = status?.queues.filter(queue => queue.dead > 0) ?? []
   const limit = quota.data
   return [
     {
@@ -104,27 +106,38 @@ function useFigures(projectId: string, status: SystemStatus | undefined): Figure
       ),
     },
     { label: texts.tokens, value: totals && (totals.input_tokens + totals.output_tokens).toLocaleString() },
-    { label: strings.queue.turns, value: perMinute.data?.toLocaleString() },
-    {
-      label: texts.approvals,
-      value: approvals?.toLocaleString(),
-      action: open(approvals),
-    },
-    {
-      label: texts.exceptions,
-      value: exceptions.data?.toLocaleString(),
-      action: open(exceptions.data),
-    },
+    counted(strings.queue.turns, perMinute.data?.total, 'traces', perMinute.data?.range),
+    counted(texts.approvals, approvals, 'inbox'),
+    counted(texts.attention, attention, 'sessions', { attention: 'true' }),
+    counted(texts.exceptions, exceptions, 'inbox'),
     {
       label: texts.oldest,
       value: oldest === undefined ? undefined : oldest < 1 ? texts.nothing : elapsedText(oldest),
-      action: Boolean(oldest && oldest >= 1) && (
-        <Button component={Link} to={`/p/${projectId}/queue`} size="compact-xs" variant="default">
-          {strings.open}
-        </Button>
-      ),
+      action: Boolean(oldest && oldest >= 1) && <OpenButton label={texts.oldest} to={`/p/${projectId}/queue`} />,
     },
+    counted(
+      texts.dead,
+      status && dead.reduce((sum, queue) => sum + queue.dead, 0),
+      dead.length === 1 ? `queue/${dead[0].name}` : 'queue',
+      dead.length === 1 ? { state: 'dead' } : undefined,
+    ),
   ]
+}
+
+/** A link to the records of a figure. */
+function OpenButton({ label, to, search }: { label: string; to: string; search?: Record<string, string> }) {
+  return (
+    <Button
+      component={Link}
+      to={to}
+      search={search as never}
+      size="compact-xs"
+      variant="default"
+      aria-label={`${strings.open}: ${label}`}
+    >
+      {strings.open}
+    </Button>
+  )
 }
 
 /** What happens in a project, and what needs attention. */
@@ -180,14 +193,24 @@ export function Overview() {
   )
 }
 
-/** Failures of turns by cause, and the latest turns. */
+/** Returns the times between which the latest turns started: the first is left out where turns before it may be as old. */
+function rangeOf(rows: GenerationListed[]): { from?: string; to: string } {
+  const [newest, oldest] = [rows[0].created_at, rows[rows.length - 1].created_at]
+  return {
+    ...(rows.length === SAMPLE ? { from: new Date(Date.parse(oldest) + 1).toISOString() } : {}),
+    to: newest,
+  }
+}
+
+/** Failures of turns by cause, each with a link to the turns that it counts, and the latest turns. */
 function Turns({ rows }: { rows: GenerationListed[] }) {
-  const causes = Object.entries(
-    Object.groupBy(
-      rows.filter(({ status }) => status === 'failed'),
-      ({ error }) => error?.code ?? 'UNKNOWN',
-    ),
-  ).map(([code, failed]) => ({ code, count: failed?.length ?? 0 }))
+  const projectId = useProjectId()
+  const range = rangeOf(rows)
+  const counted = rows.filter(({ status, created_at }) => status === 'failed' && created_at >= (range.from ?? ''))
+  const causes = Object.entries(Object.groupBy(counted, ({ error }) => error?.code ?? '')).map(([code, failed]) => ({
+    code,
+    count: failed?.length ?? 0,
+  }))
   return (
     <>
       <Card withBorder padding="lg" radius="lg">
@@ -203,9 +226,19 @@ function Turns({ rows }: { rows: GenerationListed[] }) {
               .map(({ code, count }) => (
                 <Group key={code} gap="sm">
                   <Badge variant="default">{count}</Badge>
-                  <Text size="sm" className="mono">
-                    {visible(code)}
-                  </Text>
+                  {code === '' ? (
+                    <Text size="sm">{texts.erasedCause}</Text>
+                  ) : (
+                    <Anchor
+                      component={Link}
+                      to={`/p/${projectId}/traces`}
+                      search={{ status: 'failed', error: code, ...range } as never}
+                      size="sm"
+                      className="mono"
+                    >
+                      {visible(code)}
+                    </Anchor>
+                  )}
                 </Group>
               ))}
           </Stack>
@@ -220,9 +253,9 @@ function Turns({ rows }: { rows: GenerationListed[] }) {
             {rows.slice(0, SHOWN).map(({ id, status, created_at, usage }) => (
               <Table.Tr key={id}>
                 <Table.Td>
-                  <Text size="sm" className="mono">
+                  <Anchor component={Link} to={`/p/${projectId}/traces/${id}`} size="sm" className="mono">
                     {id}
-                  </Text>
+                  </Anchor>
                 </Table.Td>
                 <Table.Td>
                   <StatusBadge status={status} />
