@@ -104,6 +104,15 @@ describe('usage reports', () => {
     assert.deepEqual([status, body.points?.length], [200, 2], JSON.stringify(body))
   })
 
+  const part = (component: string, quantity: number, cost_usd: number | null, unpriced_quantity: number) => ({
+    component,
+    unit: 'token',
+    quantity,
+    cost_usd,
+    unpriced_quantity,
+    unpriced_share: unpriced_quantity / quantity,
+  })
+
   it('add up exactly, with the sum of each component', async () => {
     const body = await aggregate(await filled())
     assert.deepEqual(body.totals, {
@@ -115,11 +124,13 @@ describe('usage reports', () => {
       cache_write_tokens: 0,
       reasoning_tokens: 0,
       event_count: 5,
+      unpriced_tokens: 260,
+      unpriced_share: 260 / 1460,
       components: [
-        { component: 'cached_tokens', unit: 'token', quantity: 3, cost_usd: null },
-        { component: 'input_tokens', unit: 'token', quantity: 1300, cost_usd: 0.7 },
-        { component: 'output_tokens', unit: 'token', quantity: 157, cost_usd: null },
-        { component: 'tool_call', unit: 'call', quantity: 1, cost_usd: 1e-10 },
+        part('cached_tokens', 3, null, 3),
+        part('input_tokens', 1300, 0.7, 100),
+        part('output_tokens', 157, null, 157),
+        { ...part('tool_call', 1, 1e-10, 0), unit: 'call' },
       ],
     })
     assert.deepEqual(body.groups, { data: [], total: 0, limit: 50, offset: 0 })
@@ -319,6 +330,14 @@ describe('usage reports', () => {
       { meter_type: 'llm_tokens', cost_usd: 0.1 },
       { meter_type: 'tool_execution', cost_usd: 1e-10 },
     ])
+    assert.deepEqual(
+      body.components.map(({ component, unpriced_quantity }: any) => [component, unpriced_quantity]),
+      [
+        ['input_tokens', 0],
+        ['output_tokens', 50],
+        ['tool_call', 0],
+      ],
+    )
     assert.equal(body.totals.cost_usd, 0.1000000001)
     assert.equal(body.totals.input_tokens, 100)
     for (const query of ['', `generation_id=${gen(project, 1)}&orchestration_run_id=orch_run_1`])

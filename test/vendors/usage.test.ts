@@ -244,7 +244,14 @@ describe('usage that vendors report', () => {
       assert.equal(event.cost_usd, null)
       const { totals } = (await key.get(`/usage/aggregate?generation_id=${generation.id}`)).body
       assert.deepEqual(totals.components, [
-        { component: 'unreported_calls', unit: 'call', quantity: 1, cost_usd: null },
+        {
+          component: 'unreported_calls',
+          unit: 'call',
+          quantity: 1,
+          cost_usd: null,
+          unpriced_quantity: 1,
+          unpriced_share: 1,
+        },
       ])
       assert.equal(totals.event_count, 1)
       await put(id, [price(model, 'unreported_calls', 2_000_000)])

@@ -51,13 +51,16 @@ export const sumsMatchEvents = async (db: Queryable, { project_id, from, to }: S
     rolled as (
       select hour, meter_type, model, ai_provider_id, agent_id, source, publisher_project_id, component, unit, sum(events) as events, sum(quantity) as quantity,
         sum(cost_usd) as cost, sum(input_tokens) as input, sum(cached_tokens) as cached, sum(cache_write_tokens) as written, sum(output_tokens) as output,
-        sum(reasoning_tokens) as reasoning
+        sum(reasoning_tokens) as reasoning, sum(unpriced_quantity) as unpriced, sum(unpriced_input_tokens) as unpriced_input,
+        sum(unpriced_cached_tokens) as unpriced_cached, sum(unpriced_cache_write_tokens) as unpriced_written,
+        sum(unpriced_output_tokens) as unpriced_output
       from usage_rollups where project_id = ${project_id} and hour >= ${from.toISOString()}::timestamptz and hour < ${to.toISOString()}::timestamptz
       group by 1, 2, 3, 4, 5, 6, 7, 8, 9),
     should_roll as (
       select e.hour, e.meter_type, e.model, coalesce(e.ai_provider_id, ''), coalesce(e.agent_id, ''), coalesce(e.source, ''), coalesce(e.publisher_project_id, ''),
         p.component, p.unit, sum(p.events), sum(p.quantity), sum(p.cost_usd), sum(p.input_tokens), sum(p.cached_tokens), sum(p.cache_write_tokens),
-        sum(p.output_tokens), sum(p.reasoning_tokens)
+        sum(p.output_tokens), sum(p.reasoning_tokens), sum(p.unpriced_quantity), sum(p.unpriced_input_tokens), sum(p.unpriced_cached_tokens),
+        sum(p.unpriced_cache_write_tokens), sum(p.unpriced_output_tokens)
       from events e cross join lateral usage_parts(e.components, e.cost_usd, e.event_count) p group by 1, 2, 3, 4, 5, 6, 7, 8, 9),
     wrong as (
       (table sums except table should) union all (table should except table sums)),

@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { timeRangeCondition } from '#core/api/lists.ts'
 import { extensionPoint } from '#core/base/declarations.ts'
 import { allOf, type Fragment, type Queryable, sql } from '#core/db/sql.ts'
+import type { Interval } from './intervals.ts'
 import { type UsageRow, usageKind } from './model.ts'
 
 const HOUR_MS = 3_600_000
@@ -57,9 +58,6 @@ export const DIMENSIONS = {
 
 export type GroupBy = keyof typeof DIMENSIONS
 
-export const USAGE_INTERVALS = ['hour', 'day', 'month'] as const
-export type Interval = (typeof USAGE_INTERVALS)[number]
-
 /** Filters on columns of roll-ups. */
 const ROLLED_FILTERS = ['agent_id', 'ai_provider_id', 'meter_type', 'model', 'source']
 
@@ -89,7 +87,19 @@ const Sums = z.object({
   output_tokens: z.int(),
   output_cost: cost,
   reasoning_tokens: z.int(),
-  others: z.array(z.object({ component: z.string(), unit: z.string(), quantity: z.number(), cost_usd: cost })),
+  unpriced_input_tokens: z.int(),
+  unpriced_cached_tokens: z.int(),
+  unpriced_cache_write_tokens: z.int(),
+  unpriced_output_tokens: z.int(),
+  others: z.array(
+    z.object({
+      component: z.string(),
+      unit: z.string(),
+      quantity: z.number(),
+      cost_usd: cost,
+      unpriced_quantity: z.number(),
+    }),
+  ),
 })
 export type Sums = z.output<typeof Sums>
 
@@ -106,6 +116,11 @@ const summedColumns = [
   'output_tokens',
   'output_cost',
   'reasoning_tokens',
+  'unpriced_quantity',
+  'unpriced_input_tokens',
+  'unpriced_cached_tokens',
+  'unpriced_cache_write_tokens',
+  'unpriced_output_tokens',
 ]
 
 /** Returns `sum(alias.x) as x` for each summed column. */
@@ -215,8 +230,12 @@ const figures = sql.fragment`
   coalesce(sum(s.cache_write_tokens), 0)::int8 as cache_write_tokens, sum(s.cache_write_cost) as cache_write_cost,
   coalesce(sum(s.output_tokens), 0)::int8 as output_tokens, sum(s.output_cost) as output_cost,
   coalesce(sum(s.reasoning_tokens), 0)::int8 as reasoning_tokens,
+  coalesce(sum(s.unpriced_input_tokens), 0)::int8 as unpriced_input_tokens,
+  coalesce(sum(s.unpriced_cached_tokens), 0)::int8 as unpriced_cached_tokens,
+  coalesce(sum(s.unpriced_cache_write_tokens), 0)::int8 as unpriced_cache_write_tokens,
+  coalesce(sum(s.unpriced_output_tokens), 0)::int8 as unpriced_output_tokens,
   coalesce(jsonb_agg(jsonb_build_object('component', s.component, 'unit', s.unit, 'quantity', s.quantity::float8,
-    'cost_usd', s.cost_usd::float8)) filter (where s.component <> ''), '[]') as others`
+    'cost_usd', s.cost_usd::float8, 'unpriced_quantity', s.unpriced_quantity::float8)) filter (where s.component <> ''), '[]') as others`
 
 const UsageGroup = Sums.extend({
   whole: z.boolean(),

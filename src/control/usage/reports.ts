@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { namesExpression } from '#core/api/entry-fields.ts'
 import { type Filters, filterSchema } from '#core/api/filters.ts'
 import { isIdOf, kinds } from '#core/api/kind.ts'
-import { pageOf, parsePage, parseTime } from '#core/api/lists.ts'
+import { pageOf, parsePage } from '#core/api/lists.ts'
 import { ndjsonStream } from '#core/api/ndjson.ts'
 import { type Context, type Operation, operation } from '#core/api/operation.ts'
 import { systemClock } from '#core/base/clock.ts'
@@ -10,6 +10,7 @@ import { raise, raiseInvalid } from '#core/base/errors.ts'
 import { type Queryable, sql } from '#core/db/sql.ts'
 import { isAdmin } from '#core/iam/caller.ts'
 import { usageFilters, usageQuery } from './filters.ts'
+import { intervalStarts, MAX_POINTS, timeQuery, USAGE_INTERVALS } from './intervals.ts'
 import { METER_TYPES, RatedComponent, UsageEvent, type UsageRow, usageKind } from './model.ts'
 import {
   aggregateEvents,
@@ -18,12 +19,10 @@ import {
   DistinctCounts,
   findProjectOfEvents,
   type GroupBy,
-  type Interval,
   listUsageEvents,
   listUsageEventsAfter,
   ratingsByVersion,
   type Sums,
-  USAGE_INTERVALS,
   type UsagePoint,
   type UsageSelection,
   usageSeries,
@@ -33,26 +32,37 @@ import { wholeOf } from './usage-draft.ts'
 
 const tag = 'Usage'
 
-/** UsageTotals with the number of events and the totals by component. */
-const Figures = UsageTotals.extend({
-  event_count: z.int(),
-  components: z.array(
+const components = z
+  .array(
     z.object({
       component: z.string(),
       unit: z.string(),
       quantity: z.number(),
       cost_usd: z.number().nullable().describe('Cost of priced usage. Null if nothing is priced.'),
+      unpriced_quantity: z.number().describe('Billable part of the quantity without a price'),
+      unpriced_share: z.number().describe('Part of the quantity that is billable and has no price, from 0 to 1'),
     }),
-  ),
+  )
+  .describe('Quantity and cost of each component')
+
+/** UsageTotals with the number of events and the totals by component. */
+const Figures = UsageTotals.extend({
+  event_count: z.int(),
+  unpriced_tokens: z.number().describe('Billable tokens without a price'),
+  unpriced_share: z
+    .number()
+    .describe('Part of the input and output tokens that is billable and has no price, from 0 to 1'),
+  components,
 })
 
-/** Token components with their cost columns. */
+/** Token components with the columns of their costs and of their quantities without a price. */
 const TOKEN_COMPONENTS = [
-  ['input_tokens', 'input_cost'],
-  ['cached_tokens', 'cached_cost'],
-  ['cache_write_tokens', 'cache_write_cost'],
-  ['output_tokens', 'output_cost'],
-  ['reasoning_tokens', null],
+  ['input_tokens', 'input_cost', 'unpriced_input_tokens'],
+  ['cached_tokens', 'cached_cost', 'unpriced_cached_tokens'],
+  ['cache_write_tokens', 'cache_write_cost', 'unpriced_cache_write_tokens'],
+  ['output_tokens', 'output_cost', 'unpriced_output_tokens'],
+  // Part of the output, not billable.
+  ['reasoning_tokens', null, null],
 ] as const
 
 /** Returns the totals of sums, which have the parts of tokens as other components. */
@@ -78,14 +88,35 @@ function totalsOf(sums: Sums): z.output<typeof UsageTotals> {
 const byName = (a: { component: string; unit: string }, b: { component: string; unit: string }): number =>
   a.component < b.component || (a.component === b.component && a.unit < b.unit) ? -1 : 1
 
-function figuresOf(sums: Sums): z.output<typeof Figures> {
-  const tokens = TOKEN_COMPONENTS.filter(([name]) => sums[name] > 0).map(([component, cost]) => ({
+const shareOf = (part: number, whole: number): number => (whole > 0 ? part / whole : 0)
+
+function componentsOf(sums: Sums): z.output<typeof components> {
+  const tokens = TOKEN_COMPONENTS.filter(([name]) => sums[name] > 0).map(([component, cost, unpriced]) => ({
     component,
     unit: 'token',
     quantity: sums[component],
-    cost_usd: cost === null ? null : sums[cost],
+    cost_usd: cost && sums[cost],
+    unpriced_quantity: unpriced ? sums[unpriced] : 0,
   }))
-  return { ...totalsOf(sums), event_count: sums.events, components: [...tokens, ...sums.others].sort(byName) }
+  return [...tokens, ...sums.others]
+    .map(part => ({ ...part, unpriced_share: shareOf(part.unpriced_quantity, part.quantity) }))
+    .sort(byName)
+}
+
+function figuresOf(sums: Sums): z.output<typeof Figures> {
+  const totals = totalsOf(sums)
+  const components = componentsOf(sums)
+  const unpriced_tokens = components.reduce(
+    (sum, { unit, unpriced_quantity }) => (unit === 'token' ? sum + unpriced_quantity : sum),
+    0,
+  )
+  return {
+    ...totals,
+    event_count: sums.events,
+    unpriced_tokens,
+    unpriced_share: shareOf(unpriced_tokens, totals.input_tokens + totals.output_tokens),
+    components,
+  }
 }
 
 const project = z
@@ -98,11 +129,6 @@ const filters = filterSchema(usageFilters).shape
 const groupBy = z
   .enum(Object.keys(DIMENSIONS) as [GroupBy, ...GroupBy[]])
   .describe('Dimension to group by; days are in UTC')
-
-const time = z
-  .string()
-  .refine(value => parseTime(value) !== null, 'must be an ISO 8601 time')
-  .transform(value => parseTime(value) as Date)
 
 /** Returns the conditions of the filters in a query, by filter. */
 const filterConditionsOf = (query: Record<string, unknown>): UsageSelection['filters'] =>
@@ -273,34 +299,7 @@ const aggregateUsage = operation({
   },
 })
 
-const MAX_POINTS = 1000
 const MAX_GROUPS = 10_000
-
-const intervalStart: Record<Interval, (time: Date) => Date> = {
-  hour: time => new Date(Math.floor(time.getTime() / 3_600_000) * 3_600_000),
-  day: time => new Date(Date.UTC(time.getUTCFullYear(), time.getUTCMonth(), time.getUTCDate())),
-  month: time => new Date(Date.UTC(time.getUTCFullYear(), time.getUTCMonth(), 1)),
-}
-
-const nextInterval: Record<Interval, (start: Date) => Date> = {
-  hour: start => new Date(start.getTime() + 3_600_000),
-  day: start => new Date(start.getTime() + 86_400_000),
-  month: start => new Date(Date.UTC(start.getUTCFullYear(), start.getUTCMonth() + 1, 1)),
-}
-
-/**
- * Returns the starts of the intervals between two times.
- * @throws VALIDATION_FAILED for more than 1,000 intervals
- */
-function intervalStarts(interval: Interval, from: Date, to: Date): string[] {
-  const starts: string[] = []
-  for (let start = intervalStart[interval](from); start <= to; start = nextInterval[interval](start)) {
-    if (starts.length === MAX_POINTS)
-      raiseInvalid({ code: 'TOO_BIG', path: 'interval', message: `must result in at most ${MAX_POINTS} points` })
-    starts.push(start.toISOString())
-  }
-  return starts
-}
 
 const Timeseries = z
   .object({
@@ -329,6 +328,10 @@ const NO_USAGE: Sums = {
   output_tokens: 0,
   output_cost: null,
   reasoning_tokens: 0,
+  unpriced_input_tokens: 0,
+  unpriced_cached_tokens: 0,
+  unpriced_cache_write_tokens: 0,
+  unpriced_output_tokens: 0,
   others: [],
 }
 
@@ -344,8 +347,8 @@ const timeseries = operation({
   query: usageQuery({
     project_id: project,
     interval: z.enum(USAGE_INTERVALS).describe('Length of an interval, in UTC'),
-    from: time.describe('Usage at this time or later').meta({ example: '2026-03-01T00:00:00.000Z' }),
-    to: time.describe('Usage at this time or earlier').meta({ example: '2026-03-02T00:00:00.000Z' }),
+    from: timeQuery.describe('Usage at this time or later').meta({ example: '2026-03-01T00:00:00.000Z' }),
+    to: timeQuery.describe('Usage at this time or earlier').meta({ example: '2026-03-02T00:00:00.000Z' }),
     group_by: groupBy.optional(),
     ...filters,
   }),
@@ -392,8 +395,8 @@ const exportEvents = operation({
   query: usageQuery({
     project_id: project,
     ...filters,
-    from: time.optional().describe('Events created at this time or later'),
-    to: time.optional().describe('Events created at this time or earlier'),
+    from: timeQuery.optional().describe('Events created at this time or later'),
+    to: timeQuery.optional().describe('Events created at this time or earlier'),
   }),
   answers: { 200: UsageEvent },
   produces: 'application/x-ndjson',
@@ -436,6 +439,7 @@ const Receipt = z
     by_meter_type: z
       .array(z.object({ meter_type: z.string().describe('Type of usage'), cost_usd: z.number().nullable() }))
       .describe('Cost by meter type'),
+    components,
     totals: UsageTotals,
   })
   .meta({ id: 'UsageReceipt' })
@@ -510,6 +514,7 @@ const receipt = operation({
         components,
       })),
       by_meter_type: groups.map(({ key, cost_usd }) => ({ meter_type: key as string, cost_usd })),
+      components: componentsOf(totals),
       totals: totalsOf(totals),
     }
   },

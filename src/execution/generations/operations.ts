@@ -35,6 +35,7 @@ import { replayTurnResponse, responseMode, WaitQuery } from './request/respond.t
 import { retryGeneration } from './request/retry.ts'
 import { toolOutputsOperation } from './request/tool-outputs.ts'
 import { AcceptedTurn, GenerateResult } from './request/turn-result.ts'
+import { getGenerationStatistics } from './statistics.ts'
 import { listGenerationsOfTraces, listMemoryEntriesOfTurn, mergeMetadata } from './store.ts'
 import { anyTurnEvents, turnWaiting } from './streams/events.ts'
 import { streamTurn } from './streams/stream.ts'
@@ -328,6 +329,7 @@ export const generationOperations: Operation[] = [
     filters: generationFilters,
     where: async context => [await hasTurnText(context, generationFilters)],
   }),
+  getGenerationStatistics,
   generations.get({
     endUser: generationAccess,
     answers: { 200: GenerationRead },

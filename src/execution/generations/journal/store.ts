@@ -98,7 +98,8 @@ const ownedRow = sql.type(z.object({ owned: z.int() }))
 
 /**
  * Writes entries of the step in progress, with frames. Returns false if the claim was lost.
- * @param answered set if the entries include the model answer: routing, tool surface and its request are then written too
+ * @param answered set if the entries include the model answer: time of the first text, routing, tool surface and its request
+ *   are then written too
  * @param calls usage of ended calls
  */
 export async function writeJournal(
@@ -111,7 +112,7 @@ export async function writeJournal(
 ): Promise<boolean> {
   const guard = sql.fragment`exists (select 1 from owned)`
   const firstColumns = answered
-    ? sql.fragment`, routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)}`
+    ? sql.fragment`, first_text_at = ${generation.first_text_at}, routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)}`
     : sql.fragment``
   return (
     (await db.oneFirst(ownedRow`

@@ -229,8 +229,10 @@ export class TurnAttempt {
     return [this.frames.next('step_restarted', { step: this.steps.length + 1 })]
   }
 
-  /** Appends streamed text of the step in progress. */
+  /** Appends streamed text of the step in progress. The next write of the turn has the time of the first one. */
   appendText(text: string): void {
+    if (this.#generation.first_text_at === null)
+      this.#generation = { ...this.#generation, first_text_at: systemClock.now().toISOString() }
     this.#partial += text
     this.frames.text(text)
   }

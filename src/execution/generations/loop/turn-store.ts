@@ -260,7 +260,7 @@ export async function journalStep(
   const { owned, route } = await db.one(ownedRouteRow`
     with owned as (
         update generations set step_count = step_count + 1, journalled = journalled + 1, lost_attempts = 0, model_attempts = 0, last_activity_at = ${step.completed_at}, updated_at = ${step.completed_at},
-          routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)}
+          first_text_at = ${generation.first_text_at}, routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)}
         where id = ${generation.id} and attempt = ${generation.attempt} and journalled = ${generation.journalled}
           and status = 'in_progress' returning id),
       counted as (update traces set step_count = step_count + 1, updated_at = ${step.completed_at} where id = ${generation.trace_id} and ${guard}),
@@ -298,7 +298,8 @@ export function pauseParts(
     sql.fragment`paused as (
       update generations set status = 'requires_action', journalled = journalled + 1, lost_attempts = 0, model_attempts = 0,
         required_action = ${jsonb(after.required_action)}, usage = ${jsonb(after.usage)}, routing = ${jsonb(after.routing)},
-        tool_surface = ${jsonb(after.tool_surface)}, last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at}
+        tool_surface = ${jsonb(after.tool_surface)}, first_text_at = ${after.first_text_at},
+        last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at}
       where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' and abort is null returning id)`,
     ...(entries.length > 0 ? [sql.fragment`entries as (${journalInsert(generation, entries, guard)})`] : []),
     ...requestCtes(generation, request, guard),
@@ -351,7 +352,7 @@ export function settlementParts({
     sql.fragment`settled as (
       update generations set status = ${after.status}, stop_reason = ${after.stop_reason}, error = ${jsonb(after.error)}, output = ${jsonb(after.output)},
         input = ${jsonb(after.input)}, usage = ${jsonb(after.usage)}, routing = ${jsonb(after.routing)}, tool_surface = ${jsonb(after.tool_surface)},
-        required_action = null, step_count = ${after.step_count}, completed_at = ${after.completed_at},
+        required_action = null, step_count = ${after.step_count}, first_text_at = ${after.first_text_at}, completed_at = ${after.completed_at},
         last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at}, metadata = ${generation.content_mode === 'none' ? jsonb(null) : sql.fragment`metadata`},
         content_redacted_at = ${after.content_redacted_at}, content_redacted_by_principal_type = ${after.content_redacted_by_principal_type},
         content_redacted_by_principal_id = ${after.content_redacted_by_principal_id}

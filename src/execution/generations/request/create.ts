@@ -465,6 +465,7 @@ function startedRow(turn: NewTurn, agent: RunnableAgent): GenerationRow {
     updated_at: now,
     started_at: now,
     last_activity_at: now,
+    first_text_at: null,
     completed_at: null,
     stop_reason: null,
     error: null,
