@@ -1,8 +1,8 @@
-import { Box, Group, Stack, Table, Text, useComputedColorScheme, VisuallyHidden } from '@mantine/core'
-import { useEffect, useRef, useState } from 'react'
+import { Box, Group, Stack, Table, Text, VisuallyHidden } from '@mantine/core'
+import { useCallback, useMemo, useRef, useState } from 'react'
 import UPlot from 'uplot'
-import 'uplot/dist/uPlot.min.css'
 import * as strings from '#strings.ts'
+import { dayText, type PlotTheme, usePlot, useShade } from './plot.ts'
 import { visible } from './text.tsx'
 
 export type ChartSeries = { name: string; values: number[] }
@@ -10,8 +10,6 @@ export type ChartSeries = { name: string; values: number[] }
 const HEIGHT = 260
 const HALF_DAY_SECONDS = 43_200
 const COLORS = ['indigo', 'teal', 'orange', 'grape', 'cyan', 'gray'] as const
-const DAY = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short', timeZone: 'UTC' })
-const dayText = (seconds: number): string => DAY.format(seconds * 1000)
 
 /** Sums of the series up to each one. */
 function stacked(series: ChartSeries[]): number[][] {
@@ -37,65 +35,44 @@ export default function Chart({
   format: (value: number) => string
 }) {
   const ref = useRef<HTMLDivElement>(null)
-  const scheme = useComputedColorScheme('light')
+  const shade = useShade()
   const [pointed, setPointed] = useState<number | null>(null)
-  useEffect(() => {
-    const target = ref.current
-    if (!target) return
-    const style = getComputedStyle(target)
-    const color = (name: string) => style.getPropertyValue(name).trim()
-    const shade = scheme === 'dark' ? 5 : 7
-    const axis = {
-      stroke: color('--mantine-color-dimmed'),
-      font: `12px ${style.fontFamily}`,
-      grid: { stroke: color('--mantine-color-default-border'), width: 1 },
-      ticks: { show: false },
-    }
-    const bars = UPlot.paths.bars?.({ size: [0.72, 48], radius: 0.1 })
-    // The sum of all is drawn first: each bar covers the part of the one before that is not its own.
-    const sums = stacked(series).reverse()
-    const plot = new UPlot(
-      {
-        width: target.clientWidth,
-        height: HEIGHT,
-        padding: [12, 24, 0, 0],
-        legend: { show: false },
-        cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
-        tzDate: seconds => UPlot.tzDate(new Date(seconds * 1000), 'Etc/UTC'),
-        scales: {
-          x: { range: (_, min, max) => [min - HALF_DAY_SECONDS, max + HALF_DAY_SECONDS] },
-          y: { range: (_, _min, max) => [0, max > 0 ? max * 1.1 : 1] },
-        },
-        axes: [
-          {
-            ...axis,
-            grid: { show: false },
-            space: 60,
-            incrs: [1, 2, 7, 14].map(count => count * 2 * HALF_DAY_SECONDS),
-            values: (_, splits) => splits.map(dayText),
-          },
-          { ...axis, size: 72, values: (_, splits) => splits.map(format) },
-        ],
-        series: [
-          {},
-          ...sums.map((_, index) => ({
-            paths: bars,
-            points: { show: false },
-            fill: color(`--mantine-color-${COLORS[(series.length - 1 - index) % COLORS.length]}-${shade}`),
-          })),
-        ],
-        hooks: { setCursor: [({ cursor }) => setPointed(cursor.idx ?? null)] },
+  const sums = useMemo(() => stacked(series).reverse(), [series])
+  const data = useMemo(() => [days, ...sums] as UPlot.AlignedData, [days, sums])
+  const options = useCallback(
+    ({ color, shade, axis }: PlotTheme): Omit<UPlot.Options, 'width' | 'height'> => ({
+      padding: [12, 24, 0, 0],
+      legend: { show: false },
+      cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
+      tzDate: seconds => UPlot.tzDate(new Date(seconds * 1000), 'Etc/UTC'),
+      scales: {
+        x: { range: (_, min, max) => [min - HALF_DAY_SECONDS, max + HALF_DAY_SECONDS] },
+        y: { range: (_, _min, max) => [0, max > 0 ? max * 1.1 : 1] },
       },
-      [days, ...sums] as UPlot.AlignedData,
-      target,
-    )
-    const resized = new ResizeObserver(() => plot.setSize({ width: target.clientWidth, height: HEIGHT }))
-    resized.observe(target)
-    return () => {
-      resized.disconnect()
-      plot.destroy()
-    }
-  }, [scheme, days, series, format])
+      axes: [
+        {
+          ...axis,
+          grid: { show: false },
+          space: 60,
+          incrs: [1, 2, 7, 14].map(count => count * 2 * HALF_DAY_SECONDS),
+          values: (_, splits) => splits.map(dayText),
+        },
+        { ...axis, size: 72, values: (_, splits) => splits.map(format) },
+      ],
+      series: [
+        {},
+        // The sum of all is drawn first: each bar covers the part of the one before that is not its own.
+        ...sums.map((_, index) => ({
+          paths: UPlot.paths.bars?.({ size: [0.72, 48], radius: 0.1 }),
+          points: { show: false },
+          fill: color(`--mantine-color-${COLORS[(sums.length - 1 - index) % COLORS.length]}-${shade}`),
+        })),
+      ],
+      hooks: { setCursor: [({ cursor }) => setPointed(cursor.idx ?? null)] },
+    }),
+    [sums, format],
+  )
+  usePlot(ref, HEIGHT, data, options)
   const shownValue = ({ values }: ChartSeries) =>
     format(pointed === null ? values.reduce((sum, value) => sum + value, 0) : (values[pointed] ?? 0))
   return (
@@ -107,12 +84,7 @@ export default function Chart({
         </Text>
         {series.map((each, index) => (
           <Group gap={6} key={each.name}>
-            <Box
-              w={10}
-              h={10}
-              bg={`${COLORS[index % COLORS.length]}.${scheme === 'dark' ? 5 : 7}`}
-              style={{ borderRadius: 3 }}
-            />
+            <Box w={10} h={10} bg={`${COLORS[index % COLORS.length]}.${shade}`} style={{ borderRadius: 3 }} />
             <Text size="sm">
               {visible(each.name)} {shownValue(each)}
             </Text>

@@ -38,6 +38,7 @@ export const agents = {
   after: 'After',
   same: 'The versions are equal.',
   try: 'Open in playground',
+  activity: 'Activity',
   trySide: 'Try side by side',
   trySideText: (version: number) =>
     `A turn cannot choose its version: version ${version} is copied to another agent, which answers next to this one in the playground. Delete the copy when you are done.`,

@@ -22,3 +22,26 @@ export const overview = {
   pauseText: 'No work starts while a project is paused. Running work continues to its next step.',
   reason: 'Reason',
 } as const
+
+/** Texts of the charts of turns and usage. */
+export const charts = {
+  title: 'Turns and usage',
+  periods: { day: '24 hours', week: '7 days, by hour', month: '28 days, by day' },
+  shape: 'Show as',
+  shapes: { lines: 'Charts', table: 'Tables' },
+  turns: 'Turns',
+  errors: 'Failed turns',
+  latency: 'Latency',
+  firstText: 'Time to first text',
+  tokens: 'Tokens',
+  cost: 'Cost',
+  p50: 'Median',
+  p95: '95th percentile',
+  hour: 'Hour',
+  percentiles: (p50: string, p95: string) => `${p50}, 95th percentile ${p95}`,
+  before: (name: string) => `${name}, a week before`,
+  weekBefore: (value: string) => `Week before: ${value}`,
+  unpriced: (count: string, share: string) => `Without the cost of ${count} tokens (${share}), which have no price.`,
+  noTurns: 'No turn in this period.',
+  noUsage: 'No usage in this period.',
+} as const

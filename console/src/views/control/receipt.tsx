@@ -46,7 +46,7 @@ export function Receipt({ projectId }: { projectId: string }) {
           <Table className="rows" aria-label={texts.receipt}>
             <Table.Tbody>
               {read.data.line_items.flatMap(({ event_id, model, node_id, components }) =>
-                components.map(({ component, quantity, unit, cost_usd }) => (
+                components.map(({ component, quantity, unit, billable, cost_usd }) => (
                   <Table.Tr key={`${event_id} ${component}`}>
                     <Table.Td>
                       {visible(node_id ? `${node_id}: ${model}` : model)}
@@ -57,7 +57,7 @@ export function Receipt({ projectId }: { projectId: string }) {
                     <Table.Td>
                       {quantity.toLocaleString()} {visible(unit)}
                     </Table.Td>
-                    <Table.Td>{costText(cost_usd)}</Table.Td>
+                    <Table.Td>{cost_usd === null && !billable ? strings.none : costText(cost_usd)}</Table.Td>
                   </Table.Tr>
                 )),
               )}
@@ -66,6 +66,14 @@ export function Receipt({ projectId }: { projectId: string }) {
           <Text fw={600}>
             {texts.total} {costText(read.data.totals.cost_usd)}
           </Text>
+          {read.data.components
+            .filter(({ unpriced_quantity }) => unpriced_quantity > 0)
+            .map(({ component, unit, unpriced_quantity, unpriced_share }) => (
+              <Text size="sm" key={`${component} ${unit}`}>
+                {texts.unpriced}: {visible(component)}{' '}
+                {texts.unpricedOf(unpriced_quantity.toLocaleString(), texts.share(unpriced_share))}
+              </Text>
+            ))}
         </>
       )}
     </Stack>

@@ -180,7 +180,9 @@ export function UsageReport() {
       {exported.error && <FailureAlert error={exported.error} />}
       <Loaded query={report} operation={aggregateUsage} rows={6}>
         {({ days, points, totals, groups, models }) => {
-          const unpriced = models.filter(({ components }) => components.some(({ cost_usd }) => cost_usd === null))
+          const unpriced = models.filter(({ components }) =>
+            components.some(({ unpriced_quantity }) => unpriced_quantity > 0),
+          )
           if (totals.event_count === 0)
             return (
               <Notice icon={<IconChartBar />} title={texts.empty} color="indigo">
@@ -193,7 +195,16 @@ export function UsageReport() {
             <>
               <Figures
                 figures={[
-                  { label: texts.measures.cost, value: costText(totals.cost_usd) },
+                  {
+                    label: texts.measures.cost,
+                    value: costText(totals.cost_usd),
+                    note:
+                      totals.unpriced_tokens > 0 &&
+                      strings.charts.unpriced(
+                        totals.unpriced_tokens.toLocaleString(),
+                        texts.share(totals.unpriced_share),
+                      ),
+                  },
                   { label: texts.input, value: totals.input_tokens.toLocaleString() },
                   { label: texts.output, value: totals.output_tokens.toLocaleString() },
                   { label: texts.measures.events, value: totals.event_count.toLocaleString() },
@@ -252,7 +263,14 @@ function Groups({
   measure: (totals: Totals) => number
   nameOf: (key: string | null) => string
 }) {
-  const titles = [strings.name, texts.measures.events, texts.input, texts.output, texts.measures.cost]
+  const titles = [
+    strings.name,
+    texts.measures.events,
+    texts.input,
+    texts.output,
+    texts.measures.cost,
+    texts.unpricedTokens,
+  ]
   return (
     <Table className="rows" verticalSpacing="xs" aria-label={texts.table}>
       <TableHead titles={titles} />
@@ -272,6 +290,7 @@ function Groups({
             <Table.Td data-title={titles[2]}>{group.input_tokens.toLocaleString()}</Table.Td>
             <Table.Td data-title={titles[3]}>{group.output_tokens.toLocaleString()}</Table.Td>
             <Table.Td data-title={titles[4]}>{costText(group.cost_usd)}</Table.Td>
+            <Table.Td data-title={titles[5]}>{unpricedText(group.unpriced_tokens, group.unpriced_share)}</Table.Td>
           </Table.Tr>
         ))}
       </Table.Tbody>
@@ -279,21 +298,28 @@ function Groups({
   )
 }
 
+/** A quantity without a price and its share; a dash for none. */
+const unpricedText = (quantity: number, share: number): string =>
+  quantity > 0 ? texts.unpricedOf(quantity.toLocaleString(), texts.share(share)) : strings.none
+
 /** Quantity and cost of each component, the dearest first. */
 function Components({ components }: { components: UsageAggregate['totals']['components'] }) {
-  const titles = [texts.component, texts.quantity, texts.measures.cost]
+  const titles = [texts.component, texts.quantity, texts.measures.cost, texts.unpriced]
   const sorted = components.toSorted((one, other) => (other.cost_usd ?? -1) - (one.cost_usd ?? -1))
   return (
     <Table className="rows" verticalSpacing="xs" aria-label={texts.byComponent}>
       <TableHead titles={titles} />
       <Table.Tbody>
-        {sorted.map(({ component, unit, quantity, cost_usd }) => (
+        {sorted.map(({ component, unit, quantity, cost_usd, unpriced_quantity, unpriced_share }) => (
           <Table.Tr key={`${component} ${unit}`}>
             <Table.Td w="40%">{visible(component)}</Table.Td>
             <Table.Td data-title={titles[1]}>
               {quantity.toLocaleString()} {visible(unit)}
             </Table.Td>
-            <Table.Td data-title={titles[2]}>{costText(cost_usd)}</Table.Td>
+            <Table.Td data-title={titles[2]}>
+              {cost_usd === null && unpriced_quantity === 0 ? strings.none : costText(cost_usd)}
+            </Table.Td>
+            <Table.Td data-title={titles[3]}>{unpricedText(unpriced_quantity, unpriced_share)}</Table.Td>
           </Table.Tr>
         ))}
       </Table.Tbody>
@@ -312,7 +338,7 @@ function Unpriced({ models, projectId }: { models: GroupRow[]; projectId: string
       <Table className="rows" verticalSpacing="sm" aria-label={texts.unpriced}>
         <Table.Tbody>
           {models.map(({ key, ai_provider_id, components }) => {
-            const missing = components.filter(({ cost_usd }) => cost_usd === null)
+            const missing = components.filter(({ unpriced_quantity }) => unpriced_quantity > 0)
             return (
               <Table.Tr key={`${key} ${ai_provider_id}`}>
                 <Table.Td w="40%">
@@ -320,9 +346,9 @@ function Unpriced({ models, projectId }: { models: GroupRow[]; projectId: string
                 </Table.Td>
                 <Table.Td>
                   <Group gap={6}>
-                    {missing.map(({ component, quantity }) => (
-                      <Badge key={component} variant="default">
-                        {visible(component)} {quantity.toLocaleString(undefined, { notation: 'compact' })}
+                    {missing.map(({ component, unpriced_quantity, unpriced_share }) => (
+                      <Badge key={component} variant="default" tt="none">
+                        {visible(component)} {unpricedText(unpriced_quantity, unpriced_share)}
                       </Badge>
                     ))}
                   </Group>

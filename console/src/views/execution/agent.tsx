@@ -7,6 +7,8 @@ import {
   createAgentGeneration,
   deleteAgent,
   getAgent,
+  getGenerationStatistics,
+  getUsageTimeseries,
   listAgentVersions,
   restoreAgentVersion,
   updateAgent,
@@ -14,13 +16,14 @@ import {
 import { IconEdit, IconPlayerPlay } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useNavigate, useSearch } from '@tanstack/react-router'
-import type { ReactNode } from 'react'
+import { type ReactNode, Suspense } from 'react'
 import { useIds } from '#address.ts'
 import { api } from '#api.ts'
 import { ActionButton, Question } from '#components/actions.tsx'
 import { DialogMenu } from '#components/dialog-menu.tsx'
+import { onDemand } from '#components/on-demand.tsx'
 import { Page } from '#components/page.tsx'
-import { Loaded } from '#components/states.tsx'
+import { Loaded, Loading } from '#components/states.tsx'
 import { visible, When } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
 import { Versions } from '#components/versions.tsx'
@@ -28,6 +31,8 @@ import { usePermissions, useProjectId } from '#projects.ts'
 import * as strings from '#strings.ts'
 import { AgentForm, readAgent } from './agent-form.tsx'
 import { Release } from './agent-release.tsx'
+
+const TurnCharts = onDemand(async () => (await import('#components/turn-charts.tsx')).default)
 
 const texts = strings.agents
 
@@ -106,6 +111,8 @@ function AgentActions({ agent, onEdit }: { agent: Agent; onEdit: () => void }) {
 function AgentPage({ agent, onEdit }: { agent: Agent; onEdit: () => void }) {
   const { tab = 'record' } = useSearch({ strict: false })
   const navigate = useNavigate()
+  const isAllowed = usePermissions(agent.project_id)
+  const hasCharts = isAllowed(getGenerationStatistics) || isAllowed(getUsageTimeseries)
   const { name, description } = agent
   return (
     <Page
@@ -120,11 +127,17 @@ function AgentPage({ agent, onEdit }: { agent: Agent; onEdit: () => void }) {
       >
         <Tabs.List mb="lg">
           <Tabs.Tab value="record">{strings.record}</Tabs.Tab>
+          {hasCharts && <Tabs.Tab value="activity">{texts.activity}</Tabs.Tab>}
           <Tabs.Tab value="versions">{strings.versions}</Tabs.Tab>
           <Tabs.Tab value="json">{strings.json}</Tabs.Tab>
         </Tabs.List>
         <Tabs.Panel value="record">
           <Record agent={agent} />
+        </Tabs.Panel>
+        <Tabs.Panel value="activity">
+          <Suspense fallback={<Loading />}>
+            <TurnCharts agentId={agent.id} />
+          </Suspense>
         </Tabs.Panel>
         <Tabs.Panel value="versions">
           <AgentVersions agent={agent} />

@@ -12,18 +12,22 @@ import {
 import { IconPlayerPlay } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
+import { Suspense } from 'react'
 import { api, every } from '#api.ts'
 import { FailingChecks } from '#components/failing-checks.tsx'
 import { type Figure, Figures } from '#components/figures.tsx'
 import { Meter } from '#components/meter.tsx'
+import { onDemand } from '#components/on-demand.tsx'
 import { Page } from '#components/page.tsx'
 import { PauseButton } from '#components/pause.tsx'
-import { Loaded, Notice } from '#components/states.tsx'
+import { Loaded, Loading, Notice } from '#components/states.tsx'
 import { StatusBadge } from '#components/status.tsx'
 import { costText, elapsedText, visible, When } from '#components/text.tsx'
 import { useApprovals, useAttention, useExceptions } from '#inbox/waiting.ts'
 import { usePermissions, useProjectId, useProjects } from '#projects.ts'
 import * as strings from '#strings.ts'
+
+const TurnCharts = onDemand(async () => (await import('#components/turn-charts.tsx')).default)
 
 const texts = strings.overview
 
@@ -94,14 +98,26 @@ function useFigures(projectId: string, status: SystemStatus | undefined): Figure
     {
       label: texts.cost,
       value: totals && costText(totals.event_count === 0 ? 0 : totals.cost_usd),
-      note: limit && limit.usage.observed_value !== null && (
+      note: (
         <>
-          {texts.quota(
-            costText(limit.usage.observed_value),
-            costText(limit.limit),
-            strings.quotas.windows[limit.window],
+          {totals && totals.unpriced_tokens > 0 && (
+            <Text size="sm">
+              {strings.charts.unpriced(
+                totals.unpriced_tokens.toLocaleString(),
+                strings.usage.share(totals.unpriced_share),
+              )}
+            </Text>
           )}
-          <Meter used={limit.usage.observed_value} limit={limit.limit} label={texts.quotaLabel} />
+          {limit && limit.usage.observed_value !== null && (
+            <>
+              {texts.quota(
+                costText(limit.usage.observed_value),
+                costText(limit.limit),
+                strings.quotas.windows[limit.window],
+              )}
+              <Meter used={limit.usage.observed_value} limit={limit.limit} label={texts.quotaLabel} />
+            </>
+          )}
         </>
       ),
     },
@@ -167,6 +183,9 @@ export function Overview() {
     >
       {system.data && <FailingChecks checks={system.data.checks} />}
       <Figures figures={figures} />
+      <Suspense fallback={<Loading />}>
+        <TurnCharts />
+      </Suspense>
       <Loaded query={turns} rows={3} operation={listGenerations}>
         {rows =>
           rows.length === 0 ? (
