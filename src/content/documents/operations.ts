@@ -1,13 +1,14 @@
 import { z } from 'zod'
 import { etagMatches, etagOf } from '#core/api/etag.ts'
 import { columnFilter, oneOf, tagsFilter } from '#core/api/filters.ts'
-import { booleanQuery, pageOf, pageResult } from '#core/api/lists.ts'
+import { isIdOf } from '#core/api/kind.ts'
+import { booleanQuery, pageOf, pageResult, textFilter } from '#core/api/lists.ts'
 import { itemOperation, type Operation, operation, result } from '#core/api/operation.ts'
 import { replacedTags, tagOperations } from '#core/api/tags.ts'
 import type { Config } from '#core/base/config.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
 import type { Services } from '#core/base/services.ts'
-import { sql } from '#core/db/sql.ts'
+import { sql, substring } from '#core/db/sql.ts'
 import { resource } from '#core/resources/resource.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { fileKind } from '../files/model.ts'
@@ -316,6 +317,11 @@ export const documentOperations: Operation[] = [
     filters: {
       path_prefix: columnFilter(Directory.optional().describe('Documents at or below this directory'), path =>
         atOrBelow(sql.fragment`t.path`, path),
+      ),
+      search: columnFilter(textFilter.describe('Part of the title or path, case-insensitive; or an ID'), text =>
+        isIdOf(documentKind, text)
+          ? sql.fragment`t.id = ${text}`
+          : sql.fragment`(t.title ilike ${substring(text)} or t.path ilike ${substring(text)})`,
       ),
       status: oneOf('status', DOCUMENT_STATUSES),
       embedding: oneOf('embedding', EMBEDDINGS),

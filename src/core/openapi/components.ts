@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { fieldDescription } from '../api/field-descriptions.ts'
+import { referencedKind } from './referenced-kind.ts'
 
 export type SchemaNode = Record<string, unknown>
 
@@ -104,14 +105,21 @@ const orderedKeywords = (schema: SchemaNode): [string, unknown][] =>
   Object.entries(schema).sort(([one], [other]) => rankOf(one) - rankOf(other))
 
 /**
- * Returns a schema in the form of the document: with references to components, without ids and redundant keywords.
- * `describe` provides descriptions of fields without one.
+ * Returns a schema in the form of the document: with references to components, without ids and redundant keywords, and
+ * with the kind that fields of IDs refer to. `describe` provides descriptions of fields without one.
  */
 function tidy(schema: SchemaNode, describe: (name: string, field: SchemaNode) => string | null): SchemaNode {
   const field = (name: string, value: unknown): unknown => {
     const description = isObject(value) ? describe(name, value) : null
     const walked = walk(value, false)
-    return description ? { ...(walked as SchemaNode), description } : walked
+    if (!isObject(walked)) return walked
+    const kind = referencedKind(name)
+    return {
+      ...walked,
+      ...(description ? { description } : {}),
+      // Nearly every schema has the project.
+      ...(kind && kind.name !== 'project' ? { 'x-refers': kind.name } : {}),
+    }
   }
   const walk = (node: unknown, isMap: boolean): unknown => {
     if (Array.isArray(node)) return node.map(each => walk(each, false))

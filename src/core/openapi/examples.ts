@@ -1,5 +1,6 @@
 import { kinds, toPascalCase } from '../api/kind.ts'
 import type { Components, SchemaNode } from './components.ts'
+import { referencedKind } from './referenced-kind.ts'
 
 /**
  * Examples of bodies, generated from schemas: the declared example of a schema or field (`.meta({ example })`), otherwise a
@@ -211,11 +212,10 @@ export class Examples {
 
   /** Returns the example id of a field by its name: `agent_id`, `default_agent_id`; `id` is the id of the record. */
   #idNamed(name: string, owner: string): string | null {
-    const kind = name === 'id' ? owner : /_id$/.test(name) ? name.slice(0, -3) : null
-    if (kind === null) return null
-    const exact = this.#prefixes.find(([each]) => kind === each || kind.endsWith(`_${each}`))
-    const match = exact ?? this.#prefixes.find(([each]) => each.endsWith(`_${kind}`))
-    return exampleId(match?.[1] ?? 'item')
+    const field = name === 'id' ? `${owner}_id` : name
+    if (!field.endsWith('_id')) return null
+    const similar = () => this.#prefixes.find(([each]) => each.endsWith(`_${field.slice(0, -3)}`))?.[1]
+    return exampleId(referencedKind(field)?.prefix ?? similar() ?? 'item')
   }
 
   /** Returns the kind of a component by its name: `AgentWithWarnings` is an agent. */

@@ -1,4 +1,4 @@
-import { equalsFilter, oneOf } from '#core/api/filters.ts'
+import { containsFilter, equalsFilter, oneOf } from '#core/api/filters.ts'
 import type { Context, Operation } from '#core/api/operation.ts'
 import { warningsField } from '#core/api/warnings.ts'
 import { countsText, raise, raiseInvalid } from '#core/base/errors.ts'
@@ -53,7 +53,7 @@ const showWarnings = async (row: GuardrailRow, { tx }: Pick<Context, 'tx'>) =>
 
 export const guardrailOperations: Operation[] = [
   // guardrails_project serves the order.
-  guardrails.list(),
+  guardrails.list({ filters: { name: containsFilter('name') } }),
   guardrails.create({
     description: 'A context tool requires `tools:CallTool` on it.',
     alsoActions: ['tools:CallTool'],
