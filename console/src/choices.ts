@@ -4,12 +4,8 @@ import type {
   AiProvider,
   Client,
   Dataset,
-  Eval,
-  Formation,
   Guardrail,
   Orchestration,
-  Playbook,
-  Secret,
   Tool,
 } from '@muster/client'
 import {
@@ -17,13 +13,9 @@ import {
   listAgents,
   listAiProviders,
   listDatasets,
-  listEvals,
   listEventRegistry,
-  listFormations,
   listGuardrails,
   listOrchestrations,
-  listPlaybooks,
-  listSecrets,
   listTools,
 } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
@@ -75,13 +67,9 @@ export function choicesOf<Row extends Named>(
 export const useActors = choicesOf<Actor>('actors', listActors)
 export const useAgents = choicesOf<Agent>('agents', listAgents)
 export const useDatasets = choicesOf<Dataset>('datasets', listDatasets)
-export const useEvals = choicesOf<Eval>('evals', listEvals)
-export const useFormations = choicesOf<Formation>('formations', listFormations)
 export const useGuardrails = choicesOf<Guardrail>('guardrails', listGuardrails)
 export const useOrchestrations = choicesOf<Orchestration>('orchestrations', listOrchestrations)
-export const usePlaybooks = choicesOf<Playbook>('playbooks', listPlaybooks)
 export const useProviders = choicesOf<AiProvider>('ai-providers', listAiProviders)
-export const useSecrets = choicesOf<Secret>('secrets', listSecrets)
 export const useTools = choicesOf<Tool>('tools', listTools)
 
 /** Returns the patterns of events that webhooks and triggers may name. */

@@ -16,6 +16,10 @@ import * as strings from './strings.ts'
 
 const closable = { closeButtonProps: { 'aria-label': strings.close } }
 
+/** Components with texts of users, whose direction follows their content; not extended, which would load them. */
+const TEXTS = ['Anchor', 'Code', 'TableTd', 'Text', 'Textarea', 'TextInput', 'Title']
+const texts = Object.fromEntries(TEXTS.map(name => [name, { defaultProps: { dir: 'auto' } }]))
+
 /** The defaults of the library, with the contrast and the names that WCAG 2.2 AA demands. */
 export const theme = createTheme({
   primaryColor: 'indigo',
@@ -28,6 +32,7 @@ export const theme = createTheme({
   fontFamilyMonospace: 'ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation Mono", monospace',
   headings: { fontWeight: '650' },
   components: {
+    ...texts,
     ActionIcon: ActionIcon.extend({ defaultProps: { variant: 'subtle', color: 'gray', size: 'lg' } }),
     Alert: Alert.extend({ defaultProps: { variant: 'default' } }),
     Badge: Badge.extend({ defaultProps: { tt: 'none', fw: 600 } }),

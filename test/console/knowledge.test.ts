@@ -201,7 +201,7 @@ describe('knowledge in the console', function () {
     await page.getByRole('button', { name: 'Compare settings' }).press('Enter')
     await page.getByRole('button', { name: 'First settings' }).press('Enter')
     const settings = page.getByRole('dialog', { name: 'First settings' })
-    await settings.getByLabel('Limit').fill('1')
+    await settings.getByLabel('Number of results').fill('1')
     await page.keyboard.press('Enter')
     const second = page.getByRole('region', { name: 'Second settings' })
     await second.getByText('Missing with the other settings: after the last of 1 hits.').first().waitFor()

@@ -172,7 +172,7 @@ describe('work in the console', function () {
     await page.keyboard.press('Enter')
     await pressEnter(page.getByRole('button', { name: 'Start playbook' }))
     const start = page.getByRole('dialog')
-    await focusOn(start.getByLabel('Playbook ID'))
+    await focusOn(start.getByLabel('Playbook'))
     await choose(page, 'Review')
     await pressEnter(start.getByRole('button', { name: 'Start', exact: true }))
     await page.getByText('Compare the receipt.').waitFor()

@@ -1,11 +1,19 @@
-import { SimpleGrid, Stack, Text } from '@mantine/core'
-import type { Comparison } from '@muster/client'
+import { Stack, Text } from '@mantine/core'
 import * as strings from '#strings.ts'
 import { visible } from './text.tsx'
-import { Value } from './value.tsx'
+import { TextDifference } from './text-difference.tsx'
 
-/** The differences of two versions, path by path. */
-export function Changes({ changes }: Pick<Comparison, 'changes'>) {
+/** What differs at a path. */
+export type Difference = { path: string; before?: unknown; after?: unknown }
+
+/** The text of a value that is compared: of anything but a text its JSON. */
+const textOf = (value: unknown): string | null => {
+  if (value === undefined || value === null) return null
+  return typeof value === 'string' ? value : JSON.stringify(value, null, 2)
+}
+
+/** The differences of two versions, path by path and word by word. */
+export function Changes({ changes }: { changes: readonly Difference[] }) {
   if (changes.length === 0) return <Text c="dimmed">{strings.agents.same}</Text>
   return (
     <Stack gap="lg">
@@ -14,21 +22,11 @@ export function Changes({ changes }: Pick<Comparison, 'changes'>) {
           <Text fw={600} className="mono">
             {visible(path)}
           </Text>
-          <SimpleGrid cols={{ base: 1, sm: 2 }}>
-            {(
-              [
-                [strings.agents.before, before],
-                [strings.agents.after, after],
-              ] as const
-            ).map(([title, value]) => (
-              <Stack gap={2} key={title}>
-                <Text size="sm" c="dimmed">
-                  {title}
-                </Text>
-                <Value value={value ?? null} label={`${path} ${title}`} />
-              </Stack>
-            ))}
-          </SimpleGrid>
+          <TextDifference
+            before={textOf(before)}
+            after={textOf(after)}
+            labels={[`${path} ${strings.agents.before}`, `${path} ${strings.agents.after}`]}
+          />
         </Stack>
       ))}
     </Stack>

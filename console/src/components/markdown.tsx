@@ -1,4 +1,6 @@
 import { Anchor, Code, ScrollArea, Table, Text, Title } from '@mantine/core'
+import { gfmTableFromMarkdown } from 'mdast-util-gfm-table'
+import { gfmTable } from 'micromark-extension-gfm-table'
 import type { ReactNode } from 'react'
 import { memo } from 'react'
 import ReactMarkdown, { type Components } from 'react-markdown'
@@ -14,6 +16,16 @@ const showHidden = () =>
     if (node.value !== undefined) node.value = visible(node.value)
     node.children?.forEach(show)
   }
+
+/** The settings of the parser, which plugins of Markdown extend. */
+type Parser = { data(): { micromarkExtensions?: unknown[]; fromMarkdownExtensions?: unknown[] } }
+
+/** Parses tables, and nothing else of GitHub's Markdown. */
+function tables(this: Parser) {
+  const data = this.data()
+  data.micromarkExtensions = [...(data.micromarkExtensions ?? []), gfmTable()]
+  data.fromMarkdownExtensions = [...(data.fromMarkdownExtensions ?? []), gfmTableFromMarkdown()]
+}
 
 const SCHEMES = ['http:', 'https:', 'mailto:']
 
@@ -56,14 +68,36 @@ const components: Components = {
       <pre className="mono">{children}</pre>
     </ScrollArea>
   ),
-  table: ({ children }) => <Table withTableBorder>{children}</Table>,
+  ul: ({ children }) => <ul dir="auto">{children}</ul>,
+  ol: ({ children, start }) => (
+    <ol dir="auto" start={start}>
+      {children}
+    </ol>
+  ),
+  table: ({ children }) => (
+    <ScrollArea type="auto" viewportProps={{ tabIndex: 0, role: 'region', 'aria-label': strings.table }}>
+      <Table withTableBorder withColumnBorders my="xs" w="auto" dir="auto">
+        {children}
+      </Table>
+    </ScrollArea>
+  ),
+  thead: ({ children }) => <Table.Thead>{children}</Table.Thead>,
+  tbody: ({ children }) => <Table.Tbody>{children}</Table.Tbody>,
+  tr: ({ children }) => <Table.Tr>{children}</Table.Tr>,
+  th: ({ children, style }) => <Table.Th ta={style?.textAlign}>{children}</Table.Th>,
+  td: ({ children, style }) => <Table.Td ta={style?.textAlign}>{children}</Table.Td>,
 }
 
 /** Text of a model or a user as Markdown, without HTML and without images; costly texts are shown as text. */
 function Markdown({ text }: { text: string }) {
   if (isCostlyMarkdown(text)) return <Value value={text} label={strings.text} />
   return (
-    <ReactMarkdown components={components} urlTransform={url => url} rehypePlugins={[showHidden]}>
+    <ReactMarkdown
+      components={components}
+      urlTransform={url => url}
+      remarkPlugins={[tables as never]}
+      rehypePlugins={[showHidden]}
+    >
       {text}
     </ReactMarkdown>
   )

@@ -2,14 +2,17 @@ import {
   Autocomplete,
   Button,
   type ButtonProps,
+  Card,
   Checkbox,
   Group,
+  InputWrapper,
   JsonInput,
   MultiSelect,
   NumberInput,
   PasswordInput,
   Pill,
   Select,
+  Skeleton,
   Stack,
   TagsInput,
   Text,
@@ -17,12 +20,13 @@ import {
   TextInput,
 } from '@mantine/core'
 import { parseExactJson } from '@muster/client'
-import { type ReactNode, useState } from 'react'
+import { type ReactNode, Suspense, useEffect, useRef, useState } from 'react'
 import { failureOf } from '#api.ts'
 import type { Choice } from '#choices.ts'
 import { isObject } from '#json.ts'
 import * as strings from '#strings.ts'
 import { useDraft, useSent } from './draft.tsx'
+import { onDemand } from './on-demand.tsx'
 import { FailureAlert } from './states.tsx'
 import { TextButton, visible } from './text.tsx'
 
@@ -42,14 +46,44 @@ export type FieldSchema = {
   maxLength?: number
   format?: string
   'x-secret'?: boolean
+  /** Kind of the records whose IDs the field contains. */
+  'x-refers'?: string
+  /** Fields of an object that a form shows instead of JSON. */
+  fields?: ObjectSchema
+  /** Fields of the entries of a list that a form shows instead of JSON. */
+  entries?: ListSchema
 }
-export type ObjectSchema = { type?: 'object'; properties?: Record<string, FieldSchema>; required?: string[] }
+export type ObjectSchema = {
+  type?: 'object'
+  properties?: Record<string, FieldSchema>
+  required?: string[]
+  /** Returns the fields that are shown and sent; all by default. */
+  only?: (entry: Values) => readonly string[]
+}
+type ListSchema = ObjectSchema & {
+  /** Name of one entry. */
+  title: string
+  /** Forms of an entry. An entry has the form whose first field it contains. */
+  variants: { label: string; fields: readonly string[] }[]
+}
 export type Values = Record<string, unknown>
 
 /** Length from which a text is written in several lines. */
 const LONG = 1000
 
-type Input = 'text' | 'secret' | 'time' | 'long' | 'number' | 'choice' | 'choices' | 'texts' | 'flag' | 'json'
+type Input =
+  | 'text'
+  | 'secret'
+  | 'time'
+  | 'long'
+  | 'number'
+  | 'choice'
+  | 'choices'
+  | 'texts'
+  | 'flag'
+  | 'json'
+  | 'object'
+  | 'list'
 
 /** Returns the schema of a field without its null, which a form shows as an empty field. */
 export function settled(schema: FieldSchema): FieldSchema {
@@ -74,6 +108,8 @@ const textsOf = (schema: FieldSchema): string[] | undefined =>
 
 /** Returns how a form shows a field. */
 export function inputOf(name: string, schema: FieldSchema): Input {
+  if (schema.fields) return 'object'
+  if (schema.entries) return 'list'
   if (textsOf(schema)) return 'choice'
   switch (schema.type) {
     case 'string':
@@ -115,20 +151,98 @@ export function parseObject(text: string): Values | null {
   }
 }
 
+type Field = { name: string; field: FieldSchema; input: Input; isRequired: boolean }
+
+/** The fields of a form, in order. */
+const fieldsOf = ({ properties = {}, required = [] }: ObjectSchema, only = Object.keys(properties)): Field[] =>
+  only
+    .filter(name => properties[name])
+    .map(name => {
+      const field = settled(properties[name])
+      return { name, field, input: inputOf(name, field), isRequired: required.includes(name) }
+    })
+
 /** Returns what a field holds while it is edited. */
-export const entryOf = (input: Input, value: unknown): unknown => {
-  if (input === 'json') return jsonText(value)
-  if (input === 'choices' || input === 'texts') return value ?? []
-  if (input === 'flag') return value ?? null
-  if (input === 'time') return typeof value === 'string' ? localTime(value) : ''
-  return value ?? ''
+export function entryOf(input: Input, field: FieldSchema, value: unknown): unknown {
+  switch (input) {
+    case 'json':
+      return jsonText(value)
+    case 'choices':
+    case 'texts':
+      return value ?? []
+    case 'flag':
+      return value ?? null
+    case 'time':
+      return typeof value === 'string' ? localTime(value) : ''
+    case 'object':
+      return objectEntry(field.fields ?? {}, isObject(value) ? value : {})
+    case 'list':
+      return (Array.isArray(value) ? value : []).map(each => objectEntry(field.entries ?? {}, each, true))
+    default:
+      return value ?? ''
+  }
 }
 
-/** Returns the value of an entry: undefined for an empty one. Throws SyntaxError for invalid JSON. */
-export function enteredOf(input: Input, entry: unknown): unknown {
-  if (entry === '' || entry === null || (Array.isArray(entry) && entry.length === 0)) return undefined
+/** The entries of an object. With `isSparse` only of fields that it has: the form of the entry of a list depends on them. */
+const objectEntry = (schema: ObjectSchema, value: Values, isSparse = false): Values => ({
+  ...value,
+  ...Object.fromEntries(
+    fieldsOf(schema)
+      .filter(({ name }) => !isSparse || name in value)
+      .map(({ name, input, field }) => [name, entryOf(input, field, value[name])]),
+  ),
+})
+
+/** Returns the value of an entry: undefined for an empty one. Adds problems by path. */
+export function enteredOf(
+  { input, field, isRequired }: Omit<Field, 'name'>,
+  entry: unknown,
+  path: string,
+  problems: Record<string, string>,
+): unknown {
+  if (input === 'object') return enteredObject(field.fields ?? {}, entry as Values, path, problems)
+  if (input === 'list') {
+    const values = (entry as Values[]).map((each, index) =>
+      enteredObject(field.entries ?? {}, each, `${path}[${index}]`, problems),
+    )
+    return values.some(value => value !== undefined) ? values.map(value => value ?? {}) : undefined
+  }
+  if (entry === '' || entry === null || entry === undefined || (Array.isArray(entry) && entry.length === 0)) {
+    if (isRequired) problems[path] = strings.form.required
+    return undefined
+  }
   if (input === 'time') return new Date(entry as string).toISOString()
-  return input === 'json' ? parseExactJson(entry as string) : entry
+  if (input !== 'json') return entry
+  try {
+    const value = parseExactJson(entry as string)
+    if (field.type === 'object' && !isObject(value)) problems[path] = strings.form.notObject
+    return value
+  } catch {
+    problems[path] = strings.form.notJson
+    return undefined
+  }
+}
+
+/** The value of an object by its fields, with values that have no field; undefined if nothing is entered. */
+function enteredObject(
+  schema: ObjectSchema,
+  entry: Values,
+  path: string,
+  problems: Record<string, string>,
+): Values | undefined {
+  const own: Record<string, string> = {}
+  const value = Object.fromEntries(Object.entries(entry).filter(([name]) => !schema.properties?.[name]))
+  for (const { name, ...field } of fieldsOf(schema, [
+    ...(schema.only?.(entry) ?? Object.keys(schema.properties ?? {})),
+  ])) {
+    if (!(name in entry) && !field.isRequired) continue
+    const entered = enteredOf(field, entry[name], `${path}.${name}`, own)
+    if (entered !== undefined) value[name] = entered
+  }
+  if (Object.keys(value).length === 0 && !Object.values(own).some(problem => problem !== strings.form.required))
+    return undefined
+  Object.assign(problems, own)
+  return value
 }
 
 /** Returns the name of a field for people. */
@@ -151,7 +265,6 @@ export function SchemaForm({
   start = {},
   only,
   omit = [],
-  isShown = () => true,
   options = {},
   at,
   suggestions = {},
@@ -160,6 +273,9 @@ export function SchemaForm({
   isSentLater,
   isPending,
   error,
+  refers,
+  watch,
+  isShown = () => true,
   onSubmit,
   onCancel,
   children,
@@ -172,8 +288,6 @@ export function SchemaForm({
   /** The fields that are shown, in order; all by default. */
   only?: string[]
   omit?: string[]
-  /** Whether a field belongs to the entered values; another field is submitted as empty. */
-  isShown?: (name: string, entries: Values) => boolean
   /** Values of fields that name other records, as a list to choose from. */
   options?: Record<string, Choice[] | undefined>
   /** Path of the values in the body that is sent, which problems of the service begin with. */
@@ -187,25 +301,27 @@ export function SchemaForm({
   isSentLater?: boolean
   isPending?: boolean
   error?: unknown
+  /** Kinds of the records of fields whose schemas do not have them. */
+  refers?: Record<string, string>
+  /** Receives what a field holds, for suggestions that depend on it. */
+  watch?: { field: string; onChange: (entry: unknown) => void }
+  /** Whether a field belongs to the entered values; another field is submitted as empty. */
+  isShown?: (name: string, entries: Values) => boolean
   onSubmit: (values: Values) => void
   onCancel?: () => void
   /** Content below the fields; a function receives the entered values. */
   children?: ReactNode | ((entries: Values) => ReactNode)
 }) {
-  const { properties = {}, required = [] } = schema
   // A record that is read again meanwhile is not what the user changes.
   const [initial] = useState(record)
-  const fields = (only ?? Object.keys(properties))
-    .filter(name => properties[name] && !omit.includes(name))
-    .map(name => {
-      const field = settled(properties[name])
-      return { name, field, input: inputOf(name, field), isRequired: required.includes(name) && !initial }
-    })
+  const fields = fieldsOf(schema, only)
+    .filter(({ name }) => !omit.includes(name))
+    .map(field => ({ ...field, isRequired: field.isRequired && !initial }))
   const [untouched] = useState<Values>(() =>
     Object.fromEntries(
       fields.map(({ name, input, field }) => [
         name,
-        entryOf(input, initial ? initial[name] : (start[name] ?? field.const)),
+        entryOf(input, field, initial ? initial[name] : (start[name] ?? field.const)),
       ]),
     ),
   )
@@ -214,23 +330,20 @@ export function SchemaForm({
     error,
   })
   const entries: Values = { ...untouched, ...draft.value }
-  const shown = fields.filter(({ name }) => isShown(name, entries))
+  const watched = watch && entries[watch.field]
+  useEffect(() => watch?.onChange(watched), [watched])
   const [wrong, setWrong] = useState<Record<string, string>>({})
   const submit = () => {
     const values: Values = {}
     const problems: Record<string, string> = {}
-    for (const { name, input, field, isRequired } of fields) {
-      try {
-        if (initial && input === 'time' && entries[name] === entryOf(input, initial[name])) continue
-        const value = isShown(name, entries) ? enteredOf(input, entries[name]) : undefined
-        if (field.type === 'object' && value !== undefined && !isObject(value)) problems[name] = strings.form.notObject
-        if (initial) {
-          if (JSON.stringify(value ?? null) !== JSON.stringify(initial[name] ?? null)) values[name] = value ?? null
-        } else if (value !== undefined) values[name] = value
-        else if (isRequired) problems[name] = strings.form.required
-      } catch {
-        problems[name] = strings.form.notJson
-      }
+    for (const { name, ...field } of fields) {
+      const isUntouched = JSON.stringify(entries[name]) === JSON.stringify(untouched[name])
+      const isEntered = isShown(name, entries)
+      if (initial && isUntouched && isEntered) continue
+      const value = isEntered ? enteredOf(field, entries[name], name, problems) : undefined
+      if (!initial) {
+        if (value !== undefined) values[name] = value
+      } else if (JSON.stringify(value ?? null) !== JSON.stringify(initial[name] ?? null)) values[name] = value ?? null
     }
     setWrong(problems)
     if (Object.keys(problems).length > 0) return
@@ -250,6 +363,7 @@ export function SchemaForm({
       ]
     }),
   )
+  const problems = { ...refused, ...wrong }
   return (
     <form
       noValidate
@@ -260,26 +374,13 @@ export function SchemaForm({
     >
       <Stack gap="md">
         {draft.isRestored && Object.keys(draft.value).length > 0 && <Restored onDiscard={() => draft.setValue({})} />}
-        {shown.map(({ name, field, input, isRequired }, index) => (
-          <SchemaField
-            key={name}
-            input={input}
-            field={field}
-            options={options[name]}
-            suggestions={suggestions[name]}
-            entry={entries[name]}
-            onChange={entry => draft.setValue(all => ({ ...all, [name]: entry }))}
-            common={{
-              label: field.title ? visible(field.title) : fieldLabel(name),
-              description: field.description && visible(field.description.replaceAll('`', '')),
-              placeholder: ['string', 'number'].includes(typeof field.default) ? String(field.default) : undefined,
-              error: wrong[name] ?? (refused[name] && visible(refused[name])),
-              required: isRequired,
-              disabled: isReadOnly,
-              ...(index === 0 ? { 'data-autofocus': true } : {}),
-            }}
-          />
-        ))}
+        <Fields
+          fields={fields.filter(({ name }) => isShown(name, entries))}
+          entries={entries}
+          onChange={(name, entry) => draft.setValue(all => ({ ...all, [name]: entry }))}
+          {...{ options, suggestions, refers, problems, isReadOnly }}
+          hasFocus
+        />
         {typeof children === 'function' ? children(entries) : children}
         {isReadOnly ? null : (
           <SubmitRow label={submitLabel} isPending={isPending} error={error} onCancel={onCancel && cancel} />
@@ -305,11 +406,7 @@ export function Restored({ onDiscard }: { onDiscard: () => void }) {
 const isSecret = (field: FieldSchema): boolean => JSON.stringify(field).includes('"x-secret":true')
 
 /** The fields that differ from what the form began with, kept until they were sent; secrets are not. */
-function useEnteredFields(
-  fields: { name: string; field: FieldSchema }[],
-  names: string[],
-  state: { isPending?: boolean; error?: unknown },
-) {
+function useEnteredFields(fields: Field[], names: string[], state: { isPending?: boolean; error?: unknown }) {
   const kept = new Set(fields.filter(({ field }) => !isSecret(field)).map(({ name }) => name))
   const draft = useDraft<Values>([...fields.map(({ name }) => name), ...names].join(' '), {}, value =>
     Object.fromEntries(Object.entries(value).filter(([name]) => kept.has(name))),
@@ -351,6 +448,214 @@ export function SubmitRow({
   )
 }
 
+/** The fields of a form, or of an object in it. */
+function Fields({
+  fields,
+  entries,
+  onChange,
+  path = '',
+  options = {},
+  suggestions = {},
+  refers = {},
+  problems,
+  isReadOnly,
+  hasFocus,
+}: {
+  fields: Field[]
+  entries: Values
+  onChange: (name: string, entry: unknown) => void
+  /** Path of the object in the form, with a point. */
+  path?: string
+  options?: Record<string, Choice[] | undefined>
+  suggestions?: Record<string, string[]>
+  refers?: Record<string, string>
+  /** Problems by path. */
+  problems: Record<string, string>
+  isReadOnly?: boolean
+  /** Whether the focus of a dialog begins here. */
+  hasFocus?: boolean
+}) {
+  return fields.map(({ name, field, input, isRequired }, index) => {
+    const problem = problems[path + name]
+    return (
+      <SchemaField
+        key={name}
+        path={path + name}
+        input={input}
+        field={refers[name] ? { ...field, 'x-refers': refers[name] } : field}
+        options={options[path + name]}
+        suggestions={suggestions[path + name]}
+        allSuggestions={suggestions}
+        problems={problems}
+        entry={entries[name] ?? entryOf(input, field, undefined)}
+        onChange={entry => onChange(name, entry)}
+        common={{
+          label: field.title ? visible(field.title) : fieldLabel(name),
+          description: field.description && visible(field.description.replaceAll('`', '')),
+          placeholder: ['string', 'number'].includes(typeof field.default) ? String(field.default) : undefined,
+          error: problem && visible(problem),
+          required: isRequired,
+          disabled: isReadOnly,
+          ...(hasFocus && index === 0 ? { 'data-autofocus': true } : {}),
+        }}
+      />
+    )
+  })
+}
+
+type Nested = {
+  path: string
+  entry: unknown
+  onChange: (entry: unknown) => void
+  allSuggestions: Record<string, string[]>
+  problems: Record<string, string>
+  common: { label: string; description?: string; error?: string; disabled?: boolean }
+}
+
+/** The fields of an object. */
+function ObjectField({
+  schema,
+  path,
+  entry,
+  onChange,
+  allSuggestions,
+  problems,
+  common,
+}: Nested & { schema: ObjectSchema }) {
+  const entries = entry as Values
+  return (
+    <Card withBorder padding="md" role="group" aria-label={common.label}>
+      <Stack gap="md">
+        <Text size="sm" fw={500}>
+          {common.label}
+        </Text>
+        {common.description && (
+          <Text size="sm" c="dimmed">
+            {common.description}
+          </Text>
+        )}
+        <Fields
+          fields={fieldsOf(schema, schema.only && [...schema.only(entries)])}
+          entries={entries}
+          path={`${path}.`}
+          onChange={(name, value) => onChange({ ...entries, [name]: value })}
+          suggestions={allSuggestions}
+          problems={problems}
+          isReadOnly={common.disabled}
+        />
+        <Problem text={common.error} />
+      </Stack>
+    </Card>
+  )
+}
+
+/** The entries of a list, each by its fields. */
+function ListField({
+  schema,
+  path,
+  entry,
+  onChange,
+  allSuggestions,
+  problems,
+  common,
+}: Nested & { schema: ListSchema }) {
+  const rows = entry as Values[]
+  const list = useRef<HTMLDivElement>(null)
+  // The focus goes to a new entry, and stays in the list when its entry is removed.
+  const [next, setNext] = useState<string>()
+  useEffect(() => {
+    if (next !== undefined) list.current?.querySelector<HTMLElement>(next)?.focus()
+    setNext(undefined)
+  }, [next])
+  const put = (index: number, ...row: Values[]) => onChange(rows.toSpliced(index, 1, ...row))
+  return (
+    <Card withBorder padding="md" role="group" aria-label={common.label} ref={list}>
+      <Stack gap="md">
+        <Text size="sm" fw={500}>
+          {common.label}
+        </Text>
+        {common.description && (
+          <Text size="sm" c="dimmed">
+            {common.description}
+          </Text>
+        )}
+        {rows.map((row, index) => {
+          const variant = schema.variants.find(({ fields }) => fields[0] in row) ?? schema.variants[0]
+          const name = `${schema.title} ${index + 1}`
+          return (
+            <Card key={index} withBorder padding="sm" role="group" aria-label={name} data-entry={index}>
+              <Stack gap="sm">
+                <Fields
+                  fields={fieldsOf(schema, [...variant.fields])}
+                  entries={row}
+                  path={`${path}[${index}].`}
+                  onChange={(field, value) => put(index, { ...row, [field]: value })}
+                  suggestions={allSuggestions}
+                  problems={problems}
+                  isReadOnly={common.disabled}
+                />
+                {!common.disabled && (
+                  <Group>
+                    <Button
+                      variant="default"
+                      size="xs"
+                      onClick={() => {
+                        put(index)
+                        setNext('[data-add]')
+                      }}
+                      aria-label={strings.form.removeEntry(name)}
+                    >
+                      {strings.form.remove}
+                    </Button>
+                  </Group>
+                )}
+              </Stack>
+            </Card>
+          )
+        })}
+        <Problem text={common.error} />
+        {!common.disabled && (
+          <Group gap="sm">
+            {schema.variants.map(({ label, fields }) => (
+              <Button
+                key={label}
+                variant="default"
+                size="xs"
+                data-add
+                onClick={() => {
+                  const [name] = fields
+                  onChange([...rows, objectEntry({ properties: { [name]: schema.properties?.[name] ?? {} } }, {})])
+                  setNext(`[data-entry="${rows.length}"] input`)
+                }}
+              >
+                {label}
+              </Button>
+            ))}
+          </Group>
+        )}
+      </Stack>
+    </Card>
+  )
+}
+
+function Problem({ text }: { text?: string }) {
+  if (!text) return null
+  return (
+    <Text size="sm" c="var(--mantine-color-error)">
+      {text}
+    </Text>
+  )
+}
+
+/** Loads with the first form that refers to other records: most views have none. */
+const ReferenceInput = onDemand(async () => (await import('./reference.tsx')).ReferenceInput)
+
+const Waiting = ({ label }: { label: string }) => (
+  <InputWrapper label={label}>
+    <Skeleton h={36} />
+  </InputWrapper>
+)
+
 /** The control of one field. */
 export function SchemaField({
   input,
@@ -360,7 +665,8 @@ export function SchemaField({
   entry,
   onChange,
   common,
-}: {
+  ...nested
+}: Pick<Nested, 'path' | 'allSuggestions' | 'problems'> & {
   input: Input
   field: FieldSchema
   options?: Choice[]
@@ -394,7 +700,31 @@ export function SchemaField({
         nothingFoundMessage={strings.nothingFound}
       />
     )
+  const kind = field['x-refers']
+  if (kind && !options && (input === 'text' || input === 'texts'))
+    return (
+      <Suspense fallback={<Waiting label={common.label} />}>
+        <ReferenceInput
+          kind={kind}
+          isMany={input === 'texts'}
+          entry={entry}
+          onChange={onChange}
+          common={common}
+          fallback={
+            input === 'texts' ? (
+              <TagsInput {...common} value={entry as string[]} onChange={onChange} />
+            ) : (
+              <TextInput {...common} value={entry as string} onChange={event => onChange(event.currentTarget.value)} />
+            )
+          }
+        />
+      </Suspense>
+    )
   switch (input) {
+    case 'object':
+      return <ObjectField schema={field.fields ?? {}} {...{ entry, onChange, common, ...nested }} />
+    case 'list':
+      return <ListField schema={field.entries as ListSchema} {...{ entry, onChange, common, ...nested }} />
     case 'choice':
       return (
         <Select

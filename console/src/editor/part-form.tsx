@@ -175,19 +175,24 @@ function PlainField({
   const isRequired = field.name === 'from' || field.name === 'to'
   const { text, change, isWrong } = useEntry<unknown>({
     ...entry,
-    textOf: value => entryOf(input, value),
+    textOf: value => entryOf(input, field.schema, value),
     parse: text => {
-      const value = enteredOf(input, text)
-      if (value === undefined && isRequired) throw new SyntaxError(strings.form.required)
+      const problems: Record<string, string> = {}
+      const value = enteredOf({ input, field: field.schema, isRequired }, text, field.name, problems)
+      const [problem] = Object.values(problems)
+      if (problem) throw new SyntaxError(problem)
       return input === 'flag' && value === false ? undefined : value
     },
   })
   return (
     <SchemaField
+      path={field.name}
       input={input}
       field={field.schema}
       options={field.choices}
       suggestions={field.suggestions}
+      allSuggestions={{}}
+      problems={{}}
       entry={text}
       onChange={change}
       common={{

@@ -15,6 +15,7 @@ export const name = 'Name'
 export const version = 'Version'
 export const updated = 'Updated'
 export const text = 'Text'
+export const table = 'Table'
 export const status = 'Status'
 export const created = 'Created'
 export const json = 'JSON'
@@ -81,8 +82,26 @@ export const form = {
   notObject: 'This is not a JSON object',
   changed: 'Another person has changed this record',
   clear: (field: string) => `Clear ${field}`,
+  remove: 'Remove',
+  removeEntry: (name: string) => `Remove ${name}`,
   restored: 'This contains what you entered before and did not send.',
   discard: 'Discard',
+} as const
+
+export const reference = {
+  foreign: (name: string) => `${name} (another project)`,
+  missing: (id: string) => `${id} (not found)`,
+  missingText: 'It does not exist in this project, or was deleted.',
+  byId: (id: string) => `ID ${id}`,
+  searching: 'Searching ...',
+} as const
+
+export const compare = {
+  withPrevious: 'Compare with the version before',
+  swap: 'Swap',
+  /** Words that both texts have, left out between two differences. */
+  equal: (words: number) => ` … ${words.toLocaleString()} equal words … `,
+  authors: { user: 'User', api_key: 'Key', system: 'System', unknown: 'Author unknown' } as Record<string, string>,
 } as const
 
 export const value = {

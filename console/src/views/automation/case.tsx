@@ -32,7 +32,6 @@ import { useQuery } from '@tanstack/react-query'
 import { useState } from 'react'
 import { useIds } from '#address.ts'
 import { api, BUSY_MS, every, POLL_MS } from '#api.ts'
-import { usePlaybooks } from '#choices.ts'
 import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
 import { CommandButton, CommandForm } from '#components/command-form.tsx'
 import { useDraft } from '#components/draft.tsx'
@@ -217,13 +216,11 @@ function CaseActions({ record }: { record: Case }) {
 }
 
 function CaseEditForm({ record, onDone }: { record: Case; onDone: () => void }) {
-  const playbooks = usePlaybooks(record.project_id).choices
   return (
     <CommandForm
       label={strings.save}
       schema={changing}
       only={['title', 'description', 'priority', 'assignee', 'due_at', 'subject', 'fields', 'playbook_id']}
-      options={{ playbook_id: playbooks }}
       initial={record}
       run={async values => updateCase(api, { case_id: record.id, ...(values as CasePatch) })}
       stale={staleOf(record)}
@@ -233,13 +230,11 @@ function CaseEditForm({ record, onDone }: { record: Case; onDone: () => void }) 
 }
 
 function StartForm({ record, onDone }: { record: Case; onDone: () => void }) {
-  const playbooks = usePlaybooks(record.project_id).choices
   return (
     <CommandForm
       label={strings.playbooks.start}
       schema={{ ...starting, required: record.playbook_id ? [] : ['playbook_id'] }}
       only={['playbook_id', 'input', 'playbook_version']}
-      options={{ playbook_id: playbooks }}
       start={{ playbook_id: record.playbook_id ?? undefined }}
       run={async values => startPlaybookExecution(api, { case_id: record.id, ...values })}
       stale={staleOf(record)}

@@ -5,7 +5,6 @@ import { createCase, listCases } from '@muster/client/operations'
 import { IconBriefcase, IconPlus } from '@tabler/icons-react'
 import { useNavigate } from '@tanstack/react-router'
 import { api, POLL_MS } from '#api.ts'
-import { usePlaybooks } from '#choices.ts'
 import { FormButton } from '#components/actions.tsx'
 import { CommandForm } from '#components/command-form.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '#components/list.tsx'
@@ -120,7 +119,6 @@ export function Cases() {
 function CaseForm({ onDone }: { onDone: () => void }) {
   const projectId = useProjectId()
   const navigate = useNavigate()
-  const { choices } = usePlaybooks(projectId)
   return (
     <CommandForm
       label={strings.create}
@@ -137,7 +135,6 @@ function CaseForm({ onDone }: { onDone: () => void }) {
         'playbook_id',
         'start_execution',
       ]}
-      options={{ playbook_id: choices }}
       run={async values => createCase(api, { ...(values as CaseInput), project_id: projectId })}
       stale={[['cases', projectId]]}
       onResult={({ id }) => void navigate({ to: `/p/${projectId}/cases/${id}` })}

@@ -1,6 +1,7 @@
 import startFields from 'fields:startRun'
-import { Button, Drawer, Group, Select, Stack, Text } from '@mantine/core'
-import type { Orchestration, OrchestrationRun, OrchestrationVersion } from '@muster/client'
+import { Button, Drawer, Group, Stack, Text } from '@mantine/core'
+import { useDisclosure } from '@mantine/hooks'
+import type { Orchestration, OrchestrationRun } from '@muster/client'
 import {
   compareOrchestrationVersions,
   deleteOrchestration,
@@ -19,7 +20,7 @@ import { useMemo } from 'react'
 import { useIds } from '#address.ts'
 import { api, POLL_MS } from '#api.ts'
 import { FormButton, useAction } from '#components/actions.tsx'
-import { Changes } from '#components/changes.tsx'
+import { Changes, type Difference } from '#components/changes.tsx'
 import { useFilters } from '#components/filters.ts'
 import { ListView, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
@@ -197,93 +198,59 @@ function CurrentGraph({ record }: { record: Orchestration }) {
 }
 
 function OrchestrationVersions({ record: { id, version } }: { record: Orchestration }) {
-  const { filters, setFilters } = useFilters()
-  const isComparing = filters.from !== undefined && filters.to !== undefined
   return (
     <Versions
       queryKey={['orchestration', id]}
       current={version}
       ids={{ orchestration_id: id }}
-      onCompare={(from, to) => setFilters({ from: String(from), to: String(to) })}
       stale={[['orchestration', id], ['orchestrations']]}
-      operations={{ list: listOrchestrationVersions, restore: restoreOrchestrationVersion }}
-      above={rows => isComparing && <Comparison id={id} versions={rows} />}
+      operations={{
+        list: listOrchestrationVersions,
+        compare: compareOrchestrationVersions,
+        restore: restoreOrchestrationVersion,
+      }}
+      differences={(changes, from, to) => <Differences id={id} changes={changes} from={from} to={to} />}
     />
   )
 }
 
-const useVersion = (id: string, version: string) =>
+const useVersion = (id: string, version: number) =>
   useQuery<Definition>({
-    queryKey: ['orchestration', id, 'version', Number(version)],
+    queryKey: ['orchestration', id, 'version', version],
     queryFn: async ({ signal }) =>
-      (await getOrchestrationVersion(api, { orchestration_id: id, version }, { signal })).config as Definition,
+      (await getOrchestrationVersion(api, { orchestration_id: id, version: String(version) }, { signal }))
+        .config as Definition,
     staleTime: Number.POSITIVE_INFINITY,
   })
 
 /** Two versions on one graph, and their differences as a list. */
-function Comparison({ id, versions }: { id: string; versions: OrchestrationVersion[] }) {
+function Differences({ id, changes, from, to }: { id: string; changes: Difference[]; from: number; to: number }) {
   const { filters, setFilters } = useFilters()
-  const { from = '', to = '' } = filters
   const before = useVersion(id, from)
   const after = useVersion(id, to)
-  const comparison = useQuery({
-    queryKey: ['orchestration', id, 'compare', from, to],
-    queryFn: async ({ signal }) =>
-      compareOrchestrationVersions(api, { orchestration_id: id, from: Number(from), to: Number(to) }, { signal }),
-  })
   const graph = useMemo(
     () => (before.data && after.data ? comparedGraph(before.data, after.data) : undefined),
     [before.data, after.data],
   )
-  const choice = (name: 'from' | 'to', label: string) => (
-    <Select
-      label={label}
-      data={versions.map(({ version, label: note }) => ({
-        value: String(version),
-        label: `${version}${note ? ` – ${visible(note)}` : ''}`,
-      }))}
-      value={filters[name] ?? null}
-      onChange={value => setFilters({ [name]: value ?? undefined })}
-      allowDeselect={false}
-      w={{ base: '100%', xs: 200 }}
-    />
-  )
   return (
-    <Section
-      title={strings.agents.differences(Number(from), Number(to))}
-      actions={
-        <Button variant="default" size="xs" onClick={() => setFilters({ from: undefined, to: undefined })}>
-          {strings.close}
-        </Button>
-      }
-    >
-      <Group gap="sm">
-        {choice('from', strings.agents.before)}
-        {choice('to', strings.agents.after)}
-      </Group>
-      <Loaded query={comparison} operation={getOrchestrationVersion}>
-        {({ changes }) => (
-          <Stack gap="lg">
-            {graph && (
-              <GraphPanel
-                label={strings.runs.graph}
-                graph={graph}
-                selected={filters.node ?? null}
-                onSelect={node => setFilters({ node })}
-              />
-            )}
-            <Changes changes={changes.filter(({ path }) => !filters.node || isAbout(path, filters.node))} />
-            {filters.node && (
-              <Group>
-                <Button variant="default" size="xs" onClick={() => setFilters({ node: undefined })}>
-                  {strings.orchestrations.allChanges}
-                </Button>
-              </Group>
-            )}
-          </Stack>
-        )}
-      </Loaded>
-    </Section>
+    <Stack gap="lg">
+      {graph && (
+        <GraphPanel
+          label={strings.runs.graph}
+          graph={graph}
+          selected={filters.node ?? null}
+          onSelect={node => setFilters({ node })}
+        />
+      )}
+      <Changes changes={changes.filter(({ path }) => !filters.node || isAbout(path, filters.node))} />
+      {filters.node && (
+        <Group>
+          <Button variant="default" size="xs" onClick={() => setFilters({ node: undefined })}>
+            {strings.orchestrations.allChanges}
+          </Button>
+        </Group>
+      )}
+    </Stack>
   )
 }
 

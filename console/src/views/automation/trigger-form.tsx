@@ -4,16 +4,7 @@ import type { Trigger, TriggerInput } from '@muster/client'
 import { createTrigger, updateTrigger } from '@muster/client/operations'
 import { useState } from 'react'
 import { api } from '#api.ts'
-import {
-  type Choice,
-  useAgents,
-  useEvals,
-  useEventPatterns,
-  useFormations,
-  useOrchestrations,
-  usePlaybooks,
-  useTools,
-} from '#choices.ts'
+import { useEventPatterns } from '#choices.ts'
 import { useAction } from '#components/actions.tsx'
 import { SchemaForm, type Values } from '#components/schema-form.tsx'
 import { SecretOnce } from '#components/secret.tsx'
@@ -30,15 +21,7 @@ const FIELDS: Record<Type, string[]> = {
   webhook: ['input', 'input_mapping', 'signature_scheme', 'signature_header'],
 }
 
-/** Reads the records that each type of target offers. */
-const TARGETS: Record<TargetType, (projectId: string) => { choices: Choice[] | undefined }> = {
-  orchestration: useOrchestrations,
-  agent: useAgents,
-  tool: useTools,
-  eval: useEvals,
-  playbook: usePlaybooks,
-  formation: useFormations,
-}
+const TARGETS: TargetType[] = ['orchestration', 'agent', 'tool', 'eval', 'playbook', 'formation']
 
 /** Creates or changes a trigger. The secret of a new webhook trigger is shown once. */
 export function TriggerForm({
@@ -53,8 +36,6 @@ export function TriggerForm({
 }) {
   const [type, setType] = useState<Type>(trigger?.type ?? 'schedule')
   const [target, setTarget] = useState<TargetType>(trigger?.target_type ?? 'orchestration')
-  const useTargets = TARGETS[target]
-  const targets = useTargets(projectId)
   const patterns = useEventPatterns(type === 'event')
   const save = useAction<Values, Trigger & { secret?: string }>({
     run: async values =>
@@ -94,7 +75,7 @@ export function TriggerForm({
           <Select
             label={strings.triggers.starts}
             description={strings.triggers.startsHelp}
-            data={Object.keys(TARGETS).map(value => ({ value, label: strings.triggers.targets[value as TargetType] }))}
+            data={TARGETS.map(value => ({ value, label: strings.triggers.targets[value] }))}
             value={target}
             onChange={value => setTarget(value as TargetType)}
             allowDeselect={false}
@@ -106,7 +87,7 @@ export function TriggerForm({
         schema={fields}
         initial={trigger}
         only={only}
-        options={{ target_id: targets.choices }}
+        refers={{ target_id: target }}
         suggestions={{ event_pattern: patterns }}
         submitLabel={trigger ? strings.save : strings.create}
         isPending={save.isPending}

@@ -1,7 +1,14 @@
 import reingestFields from 'fields:reingestDocument'
 import patchFields from 'fields:updateDocument'
-import { Alert, Anchor, Badge, Card, Group, Modal, Pagination, Progress, Stack, Text } from '@mantine/core'
-import type { DocumentChunk, DocumentPatch, DocumentVersion, DocumentWithContent, ReingestInput } from '@muster/client'
+import { Alert, Anchor, Badge, Button, Card, Group, Modal, Pagination, Progress, Stack, Text } from '@mantine/core'
+import type {
+  Client,
+  DocumentChunk,
+  DocumentPatch,
+  DocumentVersion,
+  DocumentWithContent,
+  ReingestInput,
+} from '@muster/client'
 import {
   deleteDocument,
   getDocument,
@@ -23,15 +30,16 @@ import { useIds } from '#address.ts'
 import { api, BUSY_MS, every } from '#api.ts'
 import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
 import { useFilters } from '#components/filters.ts'
-import { type Column, ListView, PAGE_ROWS, useList } from '#components/list.tsx'
+import { PAGE_ROWS } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Facts, IdLine, Section } from '#components/record.tsx'
 import { RecordPage, RemoveButton } from '#components/record-page.tsx'
 import { SchemaForm } from '#components/schema-form.tsx'
 import { Loaded } from '#components/states.tsx'
 import { Tags, TagsButton } from '#components/tags.tsx'
-import { sizeText, TextButton, visible, When } from '#components/text.tsx'
+import { sizeText, visible, When } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
+import { Versions } from '#components/versions.tsx'
 import { usePermissions } from '#projects.ts'
 import * as strings from '#strings.ts'
 import { DocumentStatus, isIngesting } from './documents.tsx'
@@ -103,7 +111,7 @@ function DocumentPage({ document }: { document: DocumentWithContent }) {
           {
             value: 'versions',
             title: strings.versions,
-            content: () => <Versions document={document} stale={stale} />,
+            content: () => <DocumentVersions document={document} stale={stale} />,
           },
           {
             value: 'record',
@@ -292,60 +300,55 @@ function Chunks({ document: { id, status, version } }: { document: DocumentWithC
   )
 }
 
-function Versions({ document, stale }: { document: DocumentWithContent; stale: string[][] }) {
-  const { id, project_id, version: current, status } = document
-  const isAllowed = usePermissions(project_id)
+/** Fields of a document that its versions have. */
+const COMPARED = [
+  ...(['title', 'path', 'content', 'metadata', 'tags', 'tombstone'] as const),
+  ...(['chunk_strategy', 'chunk_unit', 'chunk_size', 'chunk_overlap'] as const),
+]
+
+type Sides = { document_id: string; from: number; to: number }
+
+/** Returns the fields that differ between two versions of a document. */
+const compareVersions = Object.assign(
+  async (client: Client, { document_id, from, to }: Sides, options: { signal: AbortSignal }) => {
+    const [before, after] = await Promise.all(
+      [from, to].map(version => getDocumentVersion(client, { document_id, version: String(version) }, options)),
+    )
+    return {
+      changes: COMPARED.filter(name => JSON.stringify(before[name]) !== JSON.stringify(after[name])).map(path => ({
+        path,
+        before: before[path] ?? null,
+        after: after[path] ?? null,
+      })),
+    }
+  },
+  { action: getDocumentVersion.action },
+)
+
+function DocumentVersions({ document, stale }: { document: DocumentWithContent; stale: string[][] }) {
+  const { id, version: current, status } = document
   const [shown, setShown] = useState<number | null>(null)
-  const list = useList<DocumentVersion>([...documentKey(id), 'versions', current], async (_, bounds, signal) =>
-    listDocumentVersions(api, { document_id: id, ...bounds }, { signal }).page(),
-  )
-  const columns: Column<DocumentVersion>[] = [
-    {
-      title: strings.version,
-      isWide: true,
-      cell: ({ version, tombstone, title, path }) => (
-        <>
-          <Group gap="sm">
-            <Text fw={600}>
-              {strings.version} {version}
-            </Text>
-            {version === current && <Badge variant="default">{texts.current}</Badge>}
-            {tombstone && <Badge variant="default">{texts.status.withdrawn}</Badge>}
-          </Group>
-          <Text size="sm" c="dimmed">
-            {visible([title, path].filter(Boolean).join(', '))}
-          </Text>
-        </>
-      ),
-    },
-    { title: texts.strategy, cell: ({ chunk_strategy }) => chunk_strategy },
-    { title: strings.created, cell: ({ created_at }) => <When at={created_at} /> },
-    {
-      title: strings.actions,
-      cell: ({ version, tombstone }) => (
-        <Group gap="sm">
-          {!tombstone && <TextButton onClick={() => setShown(version)}>{texts.show}</TextButton>}
-          {!tombstone && (version !== current || status === 'withdrawn') && isAllowed(updateDocument) && (
-            <ActionButton
-              label={strings.agents.restore}
-              run={async () => restoreDocumentVersion(api, { document_id: id, version: String(version) })}
-              stale={stale}
-              message={strings.agents.restored(version)}
-            />
-          )}
-        </Group>
-      ),
-    },
-  ]
   return (
     <>
-      <ListView
-        label={strings.versions}
-        list={list}
-        operation={getDocument}
-        columns={columns}
-        keyOf={({ version }) => String(version)}
-        empty={null}
+      <Versions<DocumentVersion, { document_id: string }>
+        queryKey={documentKey(id)}
+        current={current}
+        ids={{ document_id: id }}
+        operations={{ list: listDocumentVersions, compare: compareVersions, restore: restoreDocumentVersion }}
+        mayRestore={({ version, tombstone }) => !tombstone && (version !== current || status === 'withdrawn')}
+        stateOf={({ version, tombstone }) => {
+          if (tombstone) return texts.status.withdrawn
+          return version === current ? texts.current : null
+        }}
+        labelOf={({ title, path }) => [title, path].filter(Boolean).join(', ')}
+        stale={stale}
+        extra={({ version, tombstone }) =>
+          !tombstone && (
+            <Button variant="default" size="xs" onClick={() => setShown(version)}>
+              {texts.show}
+            </Button>
+          )
+        }
       />
       <Modal
         opened={shown !== null}

@@ -7,12 +7,11 @@ import {
   type KnowledgeSearchInput,
   parseExactJson,
 } from '@muster/client'
-import { listDocumentChunks, listMemoryStores, searchKnowledge } from '@muster/client/operations'
+import { listDocumentChunks, searchKnowledge } from '@muster/client/operations'
 import { IconAdjustments, IconColumns2, IconSearch } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useState } from 'react'
 import { api } from '#api.ts'
-import { useActors } from '#choices.ts'
 import { FormButton } from '#components/actions.tsx'
 import { DatasetItemButton } from '#components/dataset-item.tsx'
 import { useFilters } from '#components/filters.ts'
@@ -210,24 +209,11 @@ function SettingsBar({
 }
 
 function SettingsForm({ settings, onDone }: { settings: Settings; onDone: (settings?: Settings) => void }) {
-  const projectId = useProjectId()
-  const isAllowed = usePermissions(projectId)
-  const stores = useQuery({
-    queryKey: ['memory-stores', projectId, 'all'],
-    queryFn: async ({ signal }) =>
-      (await listMemoryStores(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed(listMemoryStores) === true,
-  })
-  const actors = useActors(projectId)
   return (
     <SchemaForm
       schema={searchFields}
       only={FIELDS}
       initial={settings}
-      options={{
-        memory_store_ids: stores.data?.map(({ id, name }) => ({ value: id, label: visible(name) })),
-        actor_id: actors.choices,
-      }}
       submitLabel={texts.apply}
       onSubmit={changed => {
         const kept = Object.entries({ ...settings, ...changed }).filter(([, value]) => value !== null)

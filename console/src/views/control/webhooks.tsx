@@ -6,9 +6,8 @@ import { createWebhook, listEvents, listWebhooks, previewWebhook, updateWebhook 
 import { IconPlus, IconWebhook } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
-import { usePolicyNames } from '#access.ts'
 import { api, every, POLL_MS } from '#api.ts'
-import { useEventPatterns, useSecrets } from '#choices.ts'
+import { useEventPatterns } from '#choices.ts'
 import { useAction } from '#components/actions.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, useList } from '#components/list.tsx'
 import { Page } from '#components/page.tsx'
@@ -201,8 +200,6 @@ export function WebhookForm({ webhook, onDone }: { webhook?: Webhook; onDone: ()
   const projectId = useProjectId()
   const navigate = useNavigate()
   const patterns = useEventPatterns()
-  const { options } = usePolicyNames(projectId)
-  const { choices: secrets } = useSecrets(projectId)
   const isAllowed = usePermissions(projectId)
   const save = useAction<Values, Webhook & { secret?: string }>({
     run: async values =>
@@ -237,7 +234,7 @@ export function WebhookForm({ webhook, onDone }: { webhook?: Webhook; onDone: ()
       ]}
       isShown={(name, entries) => !MAIL_FIELDS.includes(name) || isMail(entries)}
       suggestions={{ events: ['*', ...new Set(patterns)] }}
-      options={{ policy_id: options, template: templateChoices, secret_id: secrets }}
+      options={{ template: templateChoices }}
       submitLabel={webhook ? strings.save : strings.create}
       isPending={save.isPending}
       error={save.error}

@@ -108,7 +108,6 @@ export function Conversations() {
 function ConversationForm({ onCancel }: { onCancel: () => void }) {
   const projectId = useProjectId()
   const navigate = useNavigate()
-  const { choices } = useActors(projectId)
   const create = useAction({
     run: async (values: Partial<ConversationInput>) => createConversation(api, { ...values, project_id: projectId }),
     stale: [['conversations', projectId]],
@@ -118,7 +117,6 @@ function ConversationForm({ onCancel }: { onCancel: () => void }) {
     <SchemaForm
       schema={createFields}
       only={['name', 'actor_id']}
-      options={{ actor_id: choices }}
       submitLabel={strings.create}
       isPending={create.isPending}
       error={create.error}

@@ -22,7 +22,6 @@ import { useQuery } from '@tanstack/react-query'
 import { Link, useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '#api.ts'
-import { useAgents } from '#choices.ts'
 import { Question, useAction } from '#components/actions.tsx'
 import { saveConversation } from '#components/conversation-file.ts'
 import { useDatasetSelect } from '#components/dataset-select.tsx'
@@ -197,7 +196,6 @@ function SettingsForm({ session, onDone }: { session: Session; onDone: () => voi
 function ForkForm({ session, position, onCancel }: { session: Session; position?: number; onCancel: () => void }) {
   const { project_id } = session
   const navigate = useNavigate()
-  const { choices } = useAgents(project_id)
   const fork = useAction({
     run: async (values: SessionForkInput) =>
       forkSession(api, {
@@ -217,7 +215,6 @@ function ForkForm({ session, position, onCancel }: { session: Session; position?
       schema={forkFields}
       only={['name', 'agent_id']}
       start={{ name: texts.forkOf(session.name ?? strings.sessions.unnamed) }}
-      options={{ agent_id: choices }}
       submitLabel={texts.fork}
       isPending={fork.isPending}
       error={fork.error}

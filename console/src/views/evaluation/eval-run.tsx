@@ -13,7 +13,6 @@ import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { useIds } from '#address.ts'
 import { api, every } from '#api.ts'
-import { useDatasets } from '#choices.ts'
 import { ActionButton } from '#components/actions.tsx'
 import { CommandButton } from '#components/command-form.tsx'
 import { ChoiceField, type Column, ListView, TableHead, useList } from '#components/list.tsx'
@@ -269,7 +268,6 @@ function ResultContent({ result: { input, expected_output, output, error, scores
 function Promotion({ result, datasetId }: { result: EvalResult; datasetId: string | undefined }) {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const { choices } = useDatasets(projectId)
   const { dataset_item_id, generation_id, output } = result
   if (!isAllowed(createDatasetItemFromGeneration) || output === null) return null
   return (
@@ -290,10 +288,9 @@ function Promotion({ result, datasetId }: { result: EvalResult; datasetId: strin
           size="xs"
           label={texts.copyItem}
           schema={{
-            properties: { dataset_id: { type: 'string', title: texts.dataset } },
+            properties: { dataset_id: { type: 'string', title: texts.dataset, 'x-refers': 'dataset' } },
             required: ['dataset_id'],
           }}
-          options={{ dataset_id: choices }}
           run={async ({ dataset_id }) =>
             createDatasetItemFromGeneration(api, { dataset_id: dataset_id as string, generation_id })
           }

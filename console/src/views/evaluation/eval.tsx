@@ -121,8 +121,6 @@ function EvalPage({ evaluation }: { evaluation: Eval }) {
 
 function EditForm({ evaluation, onDone }: { evaluation: Eval; onDone: () => void }) {
   const { id, project_id } = evaluation
-  const agents = useAgents(project_id)
-  const datasets = useDatasets(project_id)
   return (
     <Stack gap="md">
       <Text size="sm" c="dimmed">
@@ -132,7 +130,6 @@ function EditForm({ evaluation, onDone }: { evaluation: Eval; onDone: () => void
         label={strings.save}
         schema={changing}
         only={EVAL_FIELDS}
-        options={{ agent_id: agents.choices, dataset_id: datasets.choices }}
         initial={evaluation}
         run={async (values: EvalPatch) => updateEval(api, { eval_id: id, ...values })}
         stale={[

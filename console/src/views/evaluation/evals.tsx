@@ -72,7 +72,6 @@ export function Evals() {
 function EvalForm({ onDone }: { onDone: () => void }) {
   const projectId = useProjectId()
   const navigate = useNavigate()
-  const agents = useAgents(projectId)
   const datasets = useDatasets(projectId)
   return (
     <Stack gap="md">
@@ -88,7 +87,6 @@ function EvalForm({ onDone }: { onDone: () => void }) {
         label={strings.create}
         schema={fields}
         only={EVAL_FIELDS}
-        options={{ agent_id: agents.choices, dataset_id: datasets.choices }}
         start={{ scorers: [{ type: 'exact_match' }] }}
         run={async values => createEval(api, { ...(values as EvalInput), project_id: projectId })}
         stale={[['evals', projectId]]}

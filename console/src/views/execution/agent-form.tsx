@@ -1,36 +1,36 @@
 import fields from 'fields:createAgent'
+import knowledgeFields from 'fields:createAgent.knowledge_config'
 import { Card } from '@mantine/core'
 import type { Agent } from '@muster/client'
 import { createAgent, getAgent, updateAgent } from '@muster/client/operations'
 import { useNavigate } from '@tanstack/react-router'
+import { useState } from 'react'
 import { api } from '#api.ts'
 import { useProviders } from '#choices.ts'
 import { FormOrJson } from '#components/form-or-json.tsx'
 import { type Read, useGuardedSave } from '#components/guarded-save.tsx'
 import { Page } from '#components/page.tsx'
-import { SchemaForm } from '#components/schema-form.tsx'
+import { type ObjectSchema, SchemaForm } from '#components/schema-form.tsx'
 import { Loading } from '#components/states.tsx'
 import { useProjectId } from '#projects.ts'
 import * as strings from '#strings.ts'
+import { useDirectories, useModels } from './agent-suggestions.ts'
+import { toolBindings } from './inline-tool.ts'
 
 const texts = strings.agents
 
-/** Fields that the form shows, with their labels; the others are edited as JSON. */
-const LABELS = {
-  name: strings.name,
-  description: texts.description,
-  instructions: texts.instructions,
-  ai_provider_id: texts.providerField,
-  model: texts.model,
-  temperature: texts.temperature,
-  max_steps: texts.maxSteps,
-  max_output_tokens: texts.maxOutput,
-}
+/** Fields that the form shows; the others are edited as JSON. */
+const FORM = [
+  ...['name', 'description', 'instructions', 'ai_provider_id', 'model_route_id', 'model', 'temperature', 'max_steps'],
+  ...['max_output_tokens', 'tool_bindings', 'guardrail_ids', 'knowledge_config'],
+]
 
-const schema = {
-  properties: Object.fromEntries(
-    Object.entries(LABELS).map(([name, title]) => [name, { ...fields.properties?.[name], title }]),
-  ),
+const schema: ObjectSchema = {
+  properties: {
+    ...fields.properties,
+    tool_bindings: { ...fields.properties?.tool_bindings, entries: toolBindings },
+    knowledge_config: { ...fields.properties?.knowledge_config, fields: knowledgeFields },
+  },
 }
 
 const READ_ONLY = ['id', 'project_id', 'version', 'active_release', 'created_at', 'updated_at']
@@ -65,6 +65,11 @@ export function AgentForm({
 }) {
   const projectId = useProjectId()
   const { choices, query } = useProviders(projectId)
+  const [providerId, setProviderId] = useState<string | null>(null)
+  const suggestions = {
+    model: useModels(projectId, providerId),
+    'knowledge_config.document_paths': useDirectories(projectId),
+  }
   const id = first?.record.id
   const {
     base: agent,
@@ -96,9 +101,11 @@ export function AgentForm({
         form={
           <SchemaForm
             schema={schema}
+            only={FORM}
             initial={agent}
             start={choices?.length === 1 ? { ai_provider_id: choices[0]?.value } : {}}
-            options={{ ai_provider_id: choices }}
+            suggestions={suggestions}
+            watch={{ field: 'ai_provider_id', onChange: id => setProviderId((id as string) || null) }}
             onSubmit={save}
             {...common}
           />

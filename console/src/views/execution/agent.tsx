@@ -23,6 +23,8 @@ import { ActionButton, Question } from '#components/actions.tsx'
 import { DialogMenu } from '#components/dialog-menu.tsx'
 import { onDemand } from '#components/on-demand.tsx'
 import { Page } from '#components/page.tsx'
+import { Facts, Part } from '#components/record.tsx'
+import { References } from '#components/reference.tsx'
 import { Loaded, Loading } from '#components/states.tsx'
 import { visible, When } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
@@ -162,7 +164,6 @@ function Field({ label, children }: { label: string; children: ReactNode }) {
 }
 
 function Record({ agent }: { agent: Agent }) {
-  const { tool_bindings: tools, guardrail_ids: guardrails } = agent
   return (
     <Stack gap="lg">
       <Card withBorder padding="lg" radius="lg">
@@ -171,8 +172,8 @@ function Record({ agent }: { agent: Agent }) {
             {agent.model ? <span className="mono">{visible(agent.model)}</span> : texts.defaultModel}
           </Field>
           <Field label={strings.version}>{agent.version}</Field>
-          <Field label={texts.tools}>{tools?.length ?? 0}</Field>
-          <Field label={texts.guardrails}>{guardrails?.length ?? 0}</Field>
+          <Field label={texts.tools}>{agent.tool_bindings?.length ?? 0}</Field>
+          <Field label={texts.guardrails}>{agent.guardrail_ids?.length ?? 0}</Field>
           <Field label={texts.temperature}>{agent.temperature ?? texts.defaultValue}</Field>
           <Field label={texts.maxSteps}>{agent.max_steps ?? texts.defaultValue}</Field>
           <Field label={strings.created}>
@@ -198,15 +199,38 @@ function Record({ agent }: { agent: Agent }) {
           <Text c="dimmed">{texts.noInstructions}</Text>
         )}
       </Card>
-      {tools && tools.length > 0 && (
-        <Card withBorder padding="lg" radius="lg">
-          <Text fw={600} component="h2" size="md" mb="sm">
-            {texts.tools}
-          </Text>
-          <Value value={tools} label={texts.tools} />
-        </Card>
-      )}
+      <Uses agent={agent} />
     </Stack>
+  )
+}
+
+/** The records that an agent refers to, by name, and its inline tools. */
+function Uses({ agent }: { agent: Agent }) {
+  const { ai_provider_id, model_route_id, tool_bindings, guardrail_ids, knowledge_config } = agent
+  const { document_ids, document_paths, memory_store_ids, write_memory_store_id } = knowledge_config ?? {}
+  const records: [label: string, kind: string, ids: (string | null | undefined)[]][] = [
+    [texts.providerField, 'ai_provider', [ai_provider_id]],
+    [texts.route, 'model_route', [model_route_id]],
+    [texts.tools, 'tool', (tool_bindings ?? []).map(({ tool_id }) => tool_id)],
+    [texts.guardrails, 'guardrail', guardrail_ids ?? []],
+    [texts.documents, 'document', document_ids ?? []],
+    [texts.memoryStores, 'memory_store', memory_store_ids ?? []],
+    [texts.writesTo, 'memory_store', [write_memory_store_id]],
+  ]
+  const inline = (tool_bindings ?? []).flatMap(({ tool }) => (tool ? [tool] : []))
+  return (
+    <Part title={texts.uses}>
+      <Facts
+        facts={[
+          ...records.map(([label, kind, found]): [string, ReactNode] => {
+            const ids = found.filter(id => typeof id === 'string')
+            return [label, ids.length > 0 && <References key={label} kind={kind} ids={ids} />]
+          }),
+          [texts.folders, document_paths?.length && document_paths.map(visible).join(', ')],
+          [texts.inlineTools, inline.length > 0 && inline.map(({ name }) => visible(name)).join(', ')],
+        ]}
+      />
+    </Part>
   )
 }
 
@@ -240,7 +264,7 @@ function AgentVersions({ agent }: { agent: Agent }) {
       ids={{ agent_id: agent.id }}
       stale={[['agent', agent.id]]}
       operations={{ list: listAgentVersions, compare: compareAgentVersions, restore: restoreAgentVersion }}
-      stateOf={version => served(agent, version)}
+      stateOf={({ version }) => served(agent, version)}
       extra={row => row.version !== agent.version && mayTry && trySide(row)}
       above={rows => <Release agent={agent} versions={rows} />}
     />

@@ -3,7 +3,6 @@ import documentFields from 'fields:createGuardrail.document'
 import { type Guardrail, type GuardrailInput, parseExactJson } from '@muster/client'
 import { createGuardrail, getGuardrail, updateGuardrail } from '@muster/client/operations'
 import { api } from '#api.ts'
-import { useTools } from '#choices.ts'
 import { FormOrJson } from '#components/form-or-json.tsx'
 import { type Read, useGuardedSave } from '#components/guarded-save.tsx'
 import { SchemaForm, type Values } from '#components/schema-form.tsx'
@@ -59,7 +58,6 @@ export function GuardrailForm({
   onCancel: () => void
 }) {
   const projectId = useProjectId()
-  const { choices } = useTools(projectId)
   const id = first?.record.id
   const {
     base: guardrail,
@@ -96,7 +94,6 @@ export function GuardrailForm({
             schema={schema}
             only={['name', 'description', ...DOCUMENT, 'context_tool_id', 'context_mode']}
             initial={guardrail && { ...guardrail, ...rules, class: classText(rules.class) }}
-            options={{ context_tool_id: choices }}
             onSubmit={values => save(packed(values, guardrail))}
             {...common}
           />

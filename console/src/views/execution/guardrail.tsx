@@ -24,7 +24,6 @@ import { useQuery } from '@tanstack/react-query'
 import { useState } from 'react'
 import { useIds } from '#address.ts'
 import { api } from '#api.ts'
-import { useTools } from '#choices.ts'
 import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
 import { Decision, Decisions } from '#components/decisions.tsx'
 import type { Read } from '#components/guarded-save.tsx'
@@ -171,7 +170,6 @@ function Rules({ guardrail }: { guardrail: Guardrail }) {
 }
 
 function Trial({ guardrail }: { guardrail: Guardrail }) {
-  const { choices } = useTools(guardrail.project_id)
   const evaluate = useAction({
     run: async (values: GuardrailEvaluateInput) => evaluateGuardrail(api, { ...values, guardrail_id: guardrail.id }),
   })
@@ -183,7 +181,6 @@ function Trial({ guardrail }: { guardrail: Guardrail }) {
         <SchemaForm
           schema={evaluateFields}
           start={{ args: {} }}
-          options={{ tool_id: choices }}
           submitLabel={texts.evaluate}
           isPending={evaluate.isPending}
           error={evaluate.error}

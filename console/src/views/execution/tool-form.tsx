@@ -6,7 +6,6 @@ import type { Tool, ToolInput } from '@muster/client'
 import { createTool, getTool, updateTool } from '@muster/client/operations'
 import { useState } from 'react'
 import { api } from '#api.ts'
-import { type Choice, useGuardrails } from '#choices.ts'
 import { FormOrJson } from '#components/form-or-json.tsx'
 import { type Read, useGuardedSave } from '#components/guarded-save.tsx'
 import { type ObjectSchema, SchemaForm, type Values } from '#components/schema-form.tsx'
@@ -88,7 +87,6 @@ export function ToolForm({
 }) {
   const projectId = useProjectId()
   const [type, setType] = useState<ToolType>(first?.record.type ?? 'http')
-  const guardrails = useGuardrails(projectId)
   const id = first?.record.id
   const {
     base: tool,
@@ -107,7 +105,6 @@ export function ToolForm({
     onDone,
   })
   const { request, fields } = FIELDS[type]
-  const options: Record<string, Choice[] | undefined> = { guardrail_ids: guardrails.choices }
   const common = {
     submitLabel: tool ? strings.save : strings.create,
     onCancel,
@@ -136,7 +133,6 @@ export function ToolForm({
             schema={schemaOf(type)}
             only={fields}
             initial={tool && { ...tool, ...(request ? tool[request] : {}) }}
-            options={options}
             onSubmit={values => save(packed(type, values, tool))}
             {...common}
           />

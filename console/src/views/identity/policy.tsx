@@ -144,7 +144,7 @@ function PolicyPage({ first }: { first: Read<Policy> }) {
                 queryKey={key}
                 current={record.version}
                 ids={{ policy_id: policyId }}
-                mayRestore={!record.managed}
+                mayRestore={({ version }) => !record.managed && version !== record.version}
                 labelOf={({ description }) => description}
                 stale={[key, ['policies']]}
                 operations={{

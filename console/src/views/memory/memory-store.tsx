@@ -33,7 +33,7 @@ import { Link } from '@tanstack/react-router'
 import { useState } from 'react'
 import { useIds } from '#address.ts'
 import { api } from '#api.ts'
-import { useActors, useAgents } from '#choices.ts'
+import { useActors } from '#choices.ts'
 import { ActionButton, FormButton, useAction } from '#components/actions.tsx'
 import { useFilters } from '#components/filters.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '#components/list.tsx'
@@ -120,7 +120,6 @@ type Verdict = Pick<MemoryEntry, 'action' | 'memory_id' | 'superseded_memory_id'
 
 /** Writes a fact, after it has shown what the write would do. */
 function FactForm({ store, onDone }: { store: MemoryStore; onDone: () => void }) {
-  const { choices } = useActors(store.project_id)
   const [values, setValues] = useState<Values>()
   const [checked, setChecked] = useState<{ input: MemoryEntryInput; verdict: Verdict }>()
   const check = useAction({
@@ -165,7 +164,6 @@ function FactForm({ store, onDone }: { store: MemoryStore; onDone: () => void })
       schema={entryFields}
       only={['content', 'actor_id', 'supersedes', 'expires_at', 'metadata']}
       start={values}
-      options={{ actor_id: choices }}
       submitLabel={texts.check}
       isPending={check.isPending}
       error={check.error}
@@ -397,7 +395,6 @@ function Rules({ store }: { store: MemoryStore }) {
 }
 
 function RuleForm({ store, rule, onDone }: { store: MemoryStore; rule?: MemoryRule; onDone: () => void }) {
-  const { choices } = useAgents(store.project_id)
   const save = useAction({
     run: async (values: Partial<MemoryRuleInput>) =>
       rule
@@ -416,7 +413,6 @@ function RuleForm({ store, rule, onDone }: { store: MemoryStore; rule?: MemoryRu
       schema={ruleFields}
       omit={['project_id', 'memory_store_id']}
       initial={rule}
-      options={{ agent_id: choices, source_agent_ids: choices }}
       submitLabel={rule ? strings.save : strings.create}
       isPending={save.isPending}
       error={save.error}

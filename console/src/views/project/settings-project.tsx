@@ -1,12 +1,11 @@
 import fields from 'fields:updateProject'
 import { Box, Group, Stack, Switch, Text, TextInput } from '@mantine/core'
 import type { Project } from '@muster/client'
-import { deleteProject, getProject, listModelRoutes, pauseProject, updateProject } from '@muster/client/operations'
+import { deleteProject, getProject, pauseProject, updateProject } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '#api.ts'
-import { type Choice, useGuardrails } from '#choices.ts'
 import { FormButton, useAction } from '#components/actions.tsx'
 import { PauseButton } from '#components/pause.tsx'
 import { Section } from '#components/record.tsx'
@@ -53,17 +52,6 @@ export function ProjectSettings() {
     // Never replaces an open edit.
     refetchOnWindowFocus: false,
   })
-  const routes = useQuery({
-    queryKey: ['model-routes', projectId, 'names'],
-    queryFn: async ({ signal }) =>
-      (await listModelRoutes(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed(listModelRoutes) === true,
-  })
-  const guardrails = useGuardrails(projectId)
-  const options = {
-    default_model_route_id: routes.data?.map(({ id, name }) => ({ value: id, label: visible(name ?? id) })),
-    guardrail_ids: guardrails.choices,
-  }
   return (
     <Loaded query={project} operation={getProject}>
       {record => (
@@ -81,7 +69,6 @@ export function ProjectSettings() {
                 key={JSON.stringify(only.map(name => record[name as keyof Project]))}
                 project={record}
                 only={only}
-                options={options}
                 isReadOnly={!isAllowed(updateProject)}
               />
             </Section>
@@ -108,17 +95,7 @@ export function ProjectSettings() {
   )
 }
 
-function ProjectForm({
-  project,
-  only,
-  options,
-  isReadOnly,
-}: {
-  project: Project
-  only: string[]
-  options?: Record<string, Choice[] | undefined>
-  isReadOnly: boolean
-}) {
+function ProjectForm({ project, only, isReadOnly }: { project: Project; only: string[]; isReadOnly: boolean }) {
   const save = useAction({
     run: async (values: Values) => updateProject(api, { project_id: project.id, ...values }),
     stale: [['project', project.id], ['projects']],
@@ -130,7 +107,6 @@ function ProjectForm({
         schema={fields}
         initial={project as Values}
         only={only}
-        options={options}
         isReadOnly={isReadOnly}
         isPending={save.isPending}
         error={save.error}

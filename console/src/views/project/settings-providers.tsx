@@ -7,7 +7,6 @@ import {
   deleteAiProvider,
   getEmbeddingConfig,
   listAiProviders,
-  listSecrets,
   updateAiProvider,
 } from '@muster/client/operations'
 import { IconPlugConnected, IconPlus } from '@tabler/icons-react'
@@ -128,23 +127,15 @@ function Check({ providerId }: { providerId: string }) {
 
 function ProviderEdit({ provider, onDone }: { provider: AiProvider; onDone: () => void }) {
   const projectId = useProjectId()
-  const isAllowed = usePermissions(projectId)
-  const secrets = useQuery({
-    queryKey: ['secrets', projectId, 'names'],
-    queryFn: async ({ signal }) => listSecrets(api, { project_id: projectId }, { signal }).all({ max: 500 }),
-    enabled: isAllowed(listSecrets) === true,
-  })
   const save = useAction({
     run: async (values: Values) => updateAiProvider(api, { ai_provider_id: provider.id, ...values }),
     stale: [['providers', projectId]],
     onDone,
   })
-  if (secrets.isLoading) return null
   return (
     <SchemaForm
       schema={fields}
       initial={provider as Values}
-      options={secrets.data && { secret_id: secrets.data.map(({ id, name }) => ({ value: id, label: visible(name) })) }}
       isPending={save.isPending}
       error={save.error}
       onSubmit={values => save.mutate(values)}
