@@ -228,7 +228,7 @@ describe('feedback', function () {
     assert.deepEqual(await (await app.projectWith(['*'])).key.get('/feedback').then(({ body }) => body.data), [])
   })
 
-  it('is counted by version, day and label, shown with the usage of versions, and copied into datasets', async () => {
+  it('is counted by version, agent, day and label, shown with the usage of versions, and copied into datasets', async () => {
     const { agentId } = await app.scripted([])
     const old = await answered({ agent_id: agentId })
     expectStatus(await key.patch(`/agents/${agentId}`, { instructions: 'Be brief.' }), 200)
@@ -252,6 +252,9 @@ describe('feedback', function () {
     const [today, ...others] = await aggregate(`agent_id=${agentId}&group_by=day`)
     assert.deepEqual([today.count, today.up, today.down, today.mean_score, others.length], [4, 1, 3, 0.4375, 0])
     assert.match(today.key, /^\d{4}-\d{2}-\d{2}$/)
+    assert.deepEqual(await aggregate(`agent_id=${agentId}&group_by=agent`), [
+      { key: agentId, count: 4, up: 1, down: 3, mean_score: 0.4375 },
+    ])
     assert.deepEqual(
       (await aggregate(`agent_id=${agentId}&group_by=label`)).map(({ key, count }) => [key, count]),
       [

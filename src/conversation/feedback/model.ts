@@ -41,13 +41,16 @@ export const FeedbackInput = z
   )
   .meta({ id: 'FeedbackInput', example: { rating: -1, labels: ['wrong'], comment: 'The shop closes at six.' } })
 
-export const GROUPS = ['agent_version', 'day', 'label'] as const
+export const GROUPS = ['agent_version', 'agent', 'day', 'label'] as const
 
 export const FeedbackAggregate = z
   .object({
     data: z.array(
       z.object({
-        key: z.string().nullable().describe('Agent version, day or label. Null for feedback without a version.'),
+        key: z
+          .string()
+          .nullable()
+          .describe('Agent version, ID of the agent, day or label. Null for feedback without a version.'),
         count: z.int().describe('Number of feedback records'),
         up: z.int().describe('Number of ratings of 1'),
         down: z.int().describe('Number of ratings of -1'),

@@ -125,7 +125,7 @@ export const feedbackOperations: Operation[] = [
     path: '/feedback/aggregate',
     summary: 'Get aggregated feedback',
     description:
-      'Counts ratings by agent version, day (UTC) or label: the newest versions or days or the most frequent labels, at most 1,000. Versions of several agents are counted together without `agent_id`.',
+      'Counts ratings by agent version, agent, day (UTC) or label: the newest versions or days or the most frequent agents or labels, at most 1,000. Versions of several agents are counted together without `agent_id`.',
     tag,
     action: 'sessions:ListFeedback',
     lists: feedbackKind,

@@ -85,6 +85,7 @@ export const lockFeedback = (
 
 const GROUP_KEYS = {
   agent_version: sql.fragment`t.agent_version::text`,
+  agent: sql.fragment`t.agent_id`,
   day: sql.fragment`to_char(t.created_at at time zone 'UTC', 'YYYY-MM-DD')`,
   label: sql.fragment`l.label`,
 } satisfies Record<(typeof GROUPS)[number], Fragment>
@@ -103,7 +104,7 @@ const groupRow = sql.type(
 const MAX_GROUPS = 1000
 
 /**
- * Returns sums by group: newest version or day first, most frequent label first. Index feedback_agent, or
+ * Returns sums by group: newest version or day first, most frequent label or agent first. Index feedback_agent, or
  * feedback_project without an agent.
  */
 export function aggregateFeedback(
@@ -113,6 +114,7 @@ export function aggregateFeedback(
 ) {
   const order = {
     agent_version: sql.fragment`max(t.agent_version) desc nulls last`,
+    agent: sql.fragment`2 desc, 1`,
     day: sql.fragment`1 desc`,
     label: sql.fragment`2 desc, 1`,
   }[group]
