@@ -63,6 +63,12 @@ export function DecisionContext({ row, query }: { row: Approval; query: ReturnTy
                   />
                 ),
               ],
+              [
+                texts.turn,
+                row.generation_id && (
+                  <EntityLink key="turn" kind="generation" id={row.generation_id} projectId={row.project_id} />
+                ),
+              ],
             ]}
           />
           {guardrail?.document && (

@@ -1,6 +1,7 @@
 import { Combobox, Group, Modal, Text, useCombobox } from '@mantine/core'
 import { useDebouncedValue } from '@mantine/hooks'
 import {
+  getDecision,
   getMemory,
   getPlaybookExecution,
   getTriggerFiring,
@@ -41,6 +42,12 @@ type NestedView = {
 
 /** Nested views, by the prefix of the IDs of their records. */
 const NESTED: Record<string, NestedView> = {
+  dec: {
+    path: 'deciders',
+    operation: getDecision,
+    below: async (id, options) =>
+      `${(await getDecision(api, { decision_id: id }, options)).decider_id ?? 'none'}/decisions/${id}`,
+  },
   mem: {
     path: 'memory',
     operation: getMemory,

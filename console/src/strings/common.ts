@@ -156,3 +156,11 @@ export const statuses = {
 } as Record<string, string>
 
 export const when = { now: 'just now' } as const
+
+export const entries = {
+  add: (one: string) => `Add ${one.toLowerCase()}`,
+  numbered: (one: string, number: number) => `${one} ${number}`,
+  up: (name: string) => `Move ${name} up`,
+  down: (name: string) => `Move ${name} down`,
+  remove: (name: string) => `Remove ${name}`,
+} as const

@@ -63,6 +63,7 @@ export const inbox = {
   endUser: 'End user',
   agent: 'Agent',
   guardrail: 'Required by',
+  turn: 'Turn',
   rule: 'Rule',
   lastMessages: 'Last messages',
   pending: (count: number) =>

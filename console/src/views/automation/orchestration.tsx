@@ -1,6 +1,5 @@
 import startFields from 'fields:startRun'
 import { Button, Drawer, Group, Stack, Text } from '@mantine/core'
-import { useDisclosure } from '@mantine/hooks'
 import type { Orchestration, OrchestrationRun } from '@muster/client'
 import {
   compareOrchestrationVersions,
@@ -27,7 +26,7 @@ import { Page } from '#components/page.tsx'
 import { AddressTabs, Section } from '#components/record.tsx'
 import { RecordPage, RemoveButton } from '#components/record-page.tsx'
 import { type ObjectSchema, SchemaForm } from '#components/schema-form.tsx'
-import { Loaded, Notice } from '#components/states.tsx'
+import { Notice } from '#components/states.tsx'
 import { visible } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
 import { Versions } from '#components/versions.tsx'

@@ -1,8 +1,9 @@
-import { Alert, Box, Button, Card, Drawer, Group, Stack, Text, VisuallyHidden } from '@mantine/core'
+import { Alert, Anchor, Box, Button, Card, Drawer, Group, Stack, Text, VisuallyHidden } from '@mantine/core'
 import { useMediaQuery } from '@mantine/hooks'
 import type { GenerationListed, PurgeCounts, Transcript } from '@muster/client'
 import {
   cancelGeneration,
+  getChain,
   getGeneration,
   getGenerationTranscript,
   getRun,
@@ -112,6 +113,11 @@ function Trace({ traceId, turnId }: { traceId: string; turnId?: string }) {
             <Text size="sm" c="dimmed" component="div">
               <span className="mono">{turn.id}</span> <CopyText text={turn.id} />
             </Text>
+            {turn.chain_id && isAllowed(getChain) && (
+              <Anchor component={Link} to={`/p/${projectId}/chains/${turn.chain_id}`} size="sm" underline="always">
+                {strings.chains.link}
+              </Anchor>
+            )}
           </Group>
         )
       }

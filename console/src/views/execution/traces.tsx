@@ -252,3 +252,23 @@ export function Traces() {
     </Page>
   )
 }
+
+/** The turns of a chain. */
+export function TurnList({ chainId }: { chainId: string }) {
+  const projectId = useProjectId()
+  const list = useList<GenerationListed>(
+    ['generations', projectId, 'of-chain', chainId],
+    async (_, bounds, signal) =>
+      listGenerations(api, { project_id: projectId, chain_id: chainId, ...bounds }, { signal }).page(),
+    { pollMs: POLL_MS },
+  )
+  return (
+    <ListView
+      label={strings.chains.allTurns}
+      list={list}
+      operation={listGenerations}
+      columns={generationColumns(projectId)}
+      empty={<Text c="dimmed">{strings.traces.empty}</Text>}
+    />
+  )
+}
