@@ -4,7 +4,7 @@ import { notifications } from '@mantine/notifications'
 import { useMutation, useQueryClient } from '@tanstack/react-query'
 import type { ReactNode } from 'react'
 import * as strings from '#strings.ts'
-import { SubmitRow } from './schema-form.tsx'
+import { SubmitRow } from './submit-row.tsx'
 
 /** Keys of the queries that an action makes stale. */
 export type Stale = readonly unknown[][]

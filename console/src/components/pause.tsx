@@ -5,7 +5,7 @@ import { api } from '#api.ts'
 import * as strings from '#strings.ts'
 import { FormButton, useAction } from './actions.tsx'
 import { useDraft } from './draft.tsx'
-import { SubmitRow } from './schema-form.tsx'
+import { SubmitRow } from './submit-row.tsx'
 
 /** A button that pauses a project, after a reason that everybody sees. */
 export function PauseButton({ projectId }: { projectId: string }) {

@@ -1,7 +1,6 @@
 import {
   Autocomplete,
   Button,
-  type ButtonProps,
   Card,
   Checkbox,
   Group,
@@ -27,8 +26,10 @@ import { isObject } from '#json.ts'
 import * as strings from '#strings.ts'
 import { useDraft, useSent } from './draft.tsx'
 import { onDemand } from './on-demand.tsx'
-import { FailureAlert } from './states.tsx'
+import { SubmitRow } from './submit-row.tsx'
 import { TextButton, visible } from './text.tsx'
+
+export { SubmitRow }
 
 /** A JSON Schema, as far as a form follows it; the service checks the rest. */
 export type FieldSchema = {
@@ -412,40 +413,6 @@ function useEnteredFields(fields: Field[], names: string[], state: { isPending?:
     Object.fromEntries(Object.entries(value).filter(([name]) => kept.has(name))),
   )
   return { ...draft, submit: useSent(draft, state) }
-}
-
-/** The end of a form: why it was refused, and its buttons. */
-export function SubmitRow({
-  label = strings.save,
-  cancelLabel = strings.cancel,
-  cancelProps,
-  isPending,
-  error,
-  onCancel,
-  ...button
-}: {
-  label?: string
-  cancelLabel?: string
-  cancelProps?: { 'data-autofocus': true }
-  isPending?: boolean
-  error?: unknown
-  onCancel?: () => void
-} & Pick<ButtonProps, 'color' | 'disabled'>) {
-  return (
-    <>
-      {Boolean(error) && <FailureAlert error={error} />}
-      <Group>
-        <Button type="submit" loading={isPending} {...button}>
-          {label}
-        </Button>
-        {onCancel && (
-          <Button variant="default" onClick={onCancel} {...cancelProps}>
-            {cancelLabel}
-          </Button>
-        )}
-      </Group>
-    </>
-  )
 }
 
 /** The fields of a form, or of an object in it. */

@@ -183,6 +183,7 @@ function Trial({ id }: { id: string }) {
               origin: role === 'user' ? 'end_user' : 'agent',
               content,
               parts: null,
+              author_name: role === 'user' ? null : texts.one,
               created_at: at,
             }}
           />
