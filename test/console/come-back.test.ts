@@ -454,9 +454,9 @@ const WITHOUT_DRAFT: Record<string, string> = {
   'views/control/receipt.tsx Receipt': 'an ID',
   'views/control/webhook.tsx Signature': 'a secret and a body to check',
   'views/conversation/sessions.tsx SessionForm': 'a name',
-  'views/execution/decider-form.tsx Meaning': 'kept by the form of the decider',
-  'views/execution/decider-form.tsx QuestionFields': 'kept by the form of the decider',
-  'views/execution/model-route-form.tsx TargetFields': 'kept by the form of the route',
+  'views/execution/decider-form.tsx Meaning': 'an input of a form that keeps it',
+  'views/execution/decider-form.tsx QuestionFields': 'an input of a form that keeps it',
+  'views/execution/model-route-form.tsx TargetFields': 'an input of a form that keeps it',
   'views/project/settings-account.tsx Password': 'a password',
   'views/project/settings-project.tsx DeleteForm': 'the name of what is deleted',
 }
