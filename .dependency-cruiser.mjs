@@ -80,7 +80,7 @@ export const floors = {
     'approvals',
     'memory-rules',
   ],
-  conversation: ['chats', 'actors', ['dialog', 'sessions'], 'feedback'],
+  conversation: ['chats', 'actors', ['dialog', 'sessions'], 'feedback', 'session-notes', 'prepared-replies'],
   automation: [
     'inbound',
     'cases',

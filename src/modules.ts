@@ -28,6 +28,8 @@ import actors from './conversation/actors/module.ts'
 import chats from './conversation/chats/module.ts'
 import conversations from './conversation/dialog/module.ts'
 import feedback from './conversation/feedback/module.ts'
+import preparedReplies from './conversation/prepared-replies/module.ts'
+import sessionNotes from './conversation/session-notes/module.ts'
 import core from './core/modules/core.ts'
 import type { Module } from './core/modules/module.ts'
 import datasets from './evaluation/datasets/module.ts'
@@ -104,6 +106,8 @@ export const modules: readonly Module[] = [
   actors,
   conversations,
   feedback,
+  sessionNotes,
+  preparedReplies,
   orchestrations,
   runs,
   triggers,

@@ -5,7 +5,7 @@ import { propose } from '../support/approvals.ts'
 import { createdBy, postedBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
-const PARTS = ['sessions', 'messages', 'facts', 'files', 'usage', 'approvals', 'tokens'] as const
+const PARTS = ['sessions', 'messages', 'notes', 'facts', 'files', 'usage', 'approvals', 'tokens'] as const
 
 describe('the overview of an end user', function () {
   this.timeout(60_000)
@@ -29,6 +29,7 @@ describe('the overview of an end user', function () {
     const first = await session()
     const second = await session()
     await postedBy(app.key, `/sessions/${first.id}/messages`, { message: 'Where is my zwieback?' })
+    await postedBy(app.key, `/sessions/${first.id}/notes`, { text: 'Wants zwieback' })
     await postedBy(app.key, `/sessions/${first.id}/generate?wait=true`, {})
     await postedBy(app.key, `/sessions/${second.id}/attention`, { reason: 'angry' })
     const store = await createdBy(app.key, '/memory-stores', { name: 'facts' })
@@ -56,7 +57,8 @@ describe('the overview of an end user', function () {
     const body = await overview(app.key, actor.id)
     const statements = app.statements.slice(before).filter(text => /\bactors\b/.test(text))
     assert.equal(statements.length, 2, statements.join('\n'))
-    const { sessions, messages, facts, files, usage, approvals, tokens, last_seen_at } = body
+    const { sessions, messages, notes, facts, files, usage, approvals, tokens, last_seen_at } = body
+    assert.deepEqual(notes, { count: 1 })
     assert.deepEqual(body.actor, (await app.key.get(`/actors/${actor.id}`)).body)
     assert.equal(sessions.count, 2)
     assert.deepEqual(sessions.newest.map(({ id }: any) => id).sort(), [first.id, second.id].sort())
@@ -126,6 +128,7 @@ describe('the overview of an end user', function () {
     const actions = {
       sessions: 'sessions:ListSessions',
       messages: 'sessions:ListSessionMessages',
+      notes: 'sessions:ListSessionNotes',
       facts: 'memories:ListMemories',
       files: 'files:GetFile',
       usage: 'usage:GetAggregate',

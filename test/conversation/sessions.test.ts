@@ -33,6 +33,8 @@ describe('sessions', () => {
         name: null,
         actor_id: null,
         assigned_to: null,
+        assignee_name: null,
+        assigned_at: null,
         attention: null,
         control: 'agent',
         takeover_timeout_seconds: null,

@@ -214,6 +214,47 @@ describe('takeover', function () {
     expectStatus(await app.admin.delete(`/users/${(await staff(null, ['sessions:OperateSession'])).id}`), 204)
   })
 
+  it('refuses to take over from another user than expected, one of two takeovers at the same time', async () => {
+    const session = await app.session()
+    const both = await Promise.all([
+      takeOver(session, { expected_assigned_to: null }),
+      takeOver(session, { expected_assigned_to: null }, colleague),
+    ])
+    assert.deepEqual(both.map(({ status }) => status).sort(), [200, 409])
+    const [refused, other] = both[0].status === 409 ? [operator, colleague] : [colleague, operator]
+    const { meta } = expectRefusal(both.find(({ status }) => status === 409) as any, 409, 'SESSION_ASSIGNED')
+    const assignee_name = other === operator ? 'Rosa' : null
+    assert.deepEqual(meta, { session_id: session.id, assigned_to: other.id, assignee_name })
+    assert.equal((await read(session)).assigned_to, other.id)
+    expectRefusal(
+      await takeOver(session, { expected_assigned_to: refused.id }, await staff(null, ['sessions:OperateSession'])),
+      409,
+      'SESSION_ASSIGNED',
+    )
+    // Who is assigned may repeat it, and a choice names the user.
+    expectStatus(await takeOver(session, { expected_assigned_to: null }, other), 200)
+    expectStatus(await takeOver(session, { expected_assigned_to: other.id }, refused), 200)
+    assert.equal((await eventsOf('sessions.taken_over', session)).length, 3)
+    expectStatus(await handBack(session), 200)
+    expectStatus(await takeOver(session, { expected_assigned_to: other.id }), 200)
+  })
+
+  it('names who is in charge and since when, also to other operators', async () => {
+    const session = await taken()
+    const { assignee_name, assigned_at } = await read(session)
+    assert.equal(assignee_name, 'Rosa')
+    assert.ok(Date.now() - Date.parse(assigned_at) < 60_000)
+    expectStatus(await takeOver(session), 200)
+    assert.equal((await read(session)).assigned_at, assigned_at)
+    const next = expectStatus(await takeOver(session, undefined, colleague), 200)
+    assert.deepEqual([next.assignee_name, next.assigned_to], [null, colleague.id])
+    assert.ok(next.assigned_at > assigned_at)
+    const [entry] = expectStatus(await app.key.get(`/sessions?assigned_to=${colleague.id}&limit=1`), 200).data
+    assert.equal(entry.assigned_at, next.assigned_at)
+    const back = expectStatus(await handBack(session), 200)
+    assert.deepEqual([back.assigned_to, back.assignee_name, back.assigned_at], [null, null, null])
+  })
+
   it('a deleted user leaves the session under an operator without assignment', async () => {
     const leaving = await staff('Leo', ['sessions:OperateSession'])
     const session = await app.session()
@@ -519,7 +560,8 @@ describe('takeover', function () {
     assert.ok((await until()) > first)
   })
 
-  it('lists sessions by control, assignment, attention and time', async () => {
+  /** Another project with the sessions a, b and c. */
+  const threeSessions = async () => {
     const project = await app.projectWith(['sessions:*', 'agents:*', 'ai-providers:*'])
     const provider = await project.key.post('/ai-providers', {
       name: 'double',
@@ -531,6 +573,11 @@ describe('takeover', function () {
     const made: Json[] = []
     for (const name of ['a', 'b', 'c'])
       made.push(expectStatus(await project.key.post('/sessions', { agent_id: agent.body.id, name }), 201))
+    return { project, made }
+  }
+
+  it('lists sessions by control, assignment, attention and time', async () => {
+    const { project, made } = await threeSessions()
     const [a, b, c] = made
     const admin = expectStatus(await app.admin.get('/users/me'), 200)
     const names = async (query: string) =>
@@ -541,6 +588,7 @@ describe('takeover', function () {
     assert.deepEqual(await names('control=operator'), ['a'])
     assert.deepEqual(await names('control=agent'), ['c', 'b'])
     assert.deepEqual(await names(`assigned_to=${admin.id}`), ['a'])
+    assert.deepEqual(await names('assigned_to=none'), ['c', 'b'])
     assert.deepEqual(await names('attention=true'), ['b'])
     assert.deepEqual(await names('attention=false'), ['c', 'a'])
     assert.deepEqual(await names(`updated_after=${after}`), ['b', 'a'])
@@ -550,6 +598,34 @@ describe('takeover', function () {
     expectRefusal(await project.key.get('/sessions?updated_after=yesterday'), 400, 'VALIDATION_FAILED')
   })
   const read2 = async (key: ReturnType<typeof client>, session: Json) => expectStatus(await key.get(path(session)), 200)
+
+  it('lists the users who are assigned to sessions that the caller may list', async () => {
+    const { project, made } = await threeSessions()
+    const { key, id } = project
+    const statement = [{ effect: 'Allow', action: ['sessions:OperateSession'], resource: [`srn:${id}:*:*`] }]
+    const mira = await app.user(undefined, [{ statement }])
+    expectStatus(await app.admin.patch(`/users/${mira.id}`, { display_name: 'Mira' }), 200)
+    for (const session of made.slice(0, 2)) expectStatus(await takeOver(session, undefined, mira), 200)
+    const [first] = made
+    assert.deepEqual(expectStatus(await key.get('/sessions/assignees'), 200), {
+      data: [{ user_id: mira.id, name: 'Mira', session_count: 2 }],
+    })
+    const lists = (resource: string) =>
+      app.user(undefined, [
+        { statement: [{ effect: 'Allow', action: ['sessions:ListSessions'], resource: [resource] }] },
+      ])
+    const narrow = await lists(`srn:${id}:session:${first.id}`)
+    const { data } = expectStatus(await narrow.get(`/sessions/assignees?project_id=${id}`), 200)
+    assert.deepEqual(
+      data.map(({ session_count }: Json) => session_count),
+      [1],
+    )
+    const foreign = await app.projectWith(['sessions:*'])
+    assert.deepEqual(expectStatus(await foreign.key.get('/sessions/assignees'), 200).data, [])
+    assert.equal((await (await app.user()).get(`/sessions/assignees?project_id=${id}`)).status, 403)
+    const token = await endUser(app)
+    expectRefusal(await token.get('/sessions/assignees'), 403, 'FORBIDDEN')
+  })
 
   it('a fork is under its agent, with the names of operators', async () => {
     const session = await taken({ takeover_timeout_seconds: 60 })

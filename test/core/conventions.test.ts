@@ -37,6 +37,7 @@ const READ_ALONE: Record<string, readonly string[]> = {
   conversations: ['message_count', 'updated_at'],
   memory_stores: ['memory_count'],
   sessions: ['unread_count'],
+  session_notes: ['text'],
 }
 
 /** Records without the time at which a list judged them. */

@@ -77,6 +77,7 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   })
   const rated = await app.admin.put(`/sessions/${session.id}/messages/${reply.document_id}/feedback`, { rating: 1 })
   ids.own.fb = [rated.body.id]
+  ids.own.snote = [(await send(`/sessions/${session.id}/notes`, { text: 'x' })).id]
 
   const inCase = `/cases/${one('case')}`
   ids.own.case_evd = [(await send(`${inCase}/evidence`, { name: 'N', kind: 'note', content: 'x' })).id]

@@ -49,6 +49,10 @@ const Parts = z.object({
     document_id: z.string().describe('ID of the document with the text'),
     ...previewFields,
   }),
+  notes: z
+    .object({ count: z.int().describe('Number of notes of operators about the sessions') })
+    .nullable()
+    .describe('Null without `sessions:ListSessionNotes`'),
   facts: partOf('memories:ListMemories', 'current facts of the stores that the caller may list', {
     id: z.string(),
     memory_store_id: z.string().describe('ID of the memory store'),
@@ -169,6 +173,13 @@ const messagesOf = (sessions: Fragment | null): Fragment =>
               order by m.position desc limit ${NEWEST}) m
             order by m.created_at desc, m.position desc limit ${NEWEST}) newest), '[]'))`
 
+/** Expression of the number of notes about sessions. By session_notes_session. */
+const notesOf = (sessions: Fragment | null): Fragment =>
+  sessions === null
+    ? NOTHING
+    : sql.fragment`jsonb_build_object('count', (
+        select count(*) from session_notes n where n.session_id in (select t.id from sessions t where ${sessions})))`
+
 /** Expression of the use of tokens. By the primary keys of open_streams and actor_limits. */
 const tokensOf = (actorId: string): Fragment => sql.fragment`(
   select jsonb_build_object('revocations', a.token_version - 1,
@@ -189,12 +200,13 @@ export const actorOverviewOperation = itemOperation(actorKind, {
   path: '/actors/{actor_id}/overview',
   summary: 'Get an overview of an end user',
   description:
-    'Returns the counts and the newest sessions, messages, facts, files and approvals of the end user, and its usage. Each part needs the permission of its list and is null without it.',
+    'Returns the counts and the newest sessions, messages, facts, files and approvals of the end user, the number of notes about it, and its usage. Each part needs the permission of its list and is null without it.',
   tag: 'Actors',
   action: 'actors:GetActor',
   alsoActions: [
     'sessions:ListSessions',
     'sessions:ListSessionMessages',
+    'sessions:ListSessionNotes',
     'memories:ListMemories',
     'files:GetFile',
     'usage:GetAggregate',
@@ -228,6 +240,7 @@ export const actorOverviewOperation = itemOperation(actorKind, {
           activity,
         )} as sessions,
         ${messagesOf(rowsOf(sessionKind, 'sessions:ListSessionMessages', ownSessions))} as messages,
+        ${notesOf(rowsOf(sessionKind, 'sessions:ListSessionNotes', ownSessions))} as notes,
         ${partOfRows(
           sql.fragment`memories`,
           rowsOf(

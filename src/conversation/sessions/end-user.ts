@@ -35,6 +35,8 @@ const sessionView = endUserView(
     'inactivity_ttl_seconds',
     'takeover_timeout_seconds',
     'assigned_to',
+    'assignee_name',
+    'assigned_at',
     'tool_context',
     'knowledge_config',
     'generating_at',

@@ -24,6 +24,12 @@ export const sessionErrors = {
     message: 'An operator answers in session {session_id}',
     hint: 'Messages are stored. The agent answers again after POST /sessions/{session_id}/handback.',
   },
+  SESSION_ASSIGNED: {
+    status: 409,
+    description: 'Session assigned to another user than expected',
+    message: 'Session {session_id} is assigned to user {assigned_to}',
+    hint: 'Repeat the takeover with this user as expected_assigned_to to take the session over from the user.',
+  },
   SESSION_NOT_UNDER_OPERATOR: {
     status: 409,
     description: 'Session not under an operator',

@@ -1,6 +1,7 @@
 import { kind } from '#core/api/kind.ts'
 import { type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { Tx } from '#core/writes/writer.ts'
+import { displayNameOf } from '#identity/users/display-name.ts'
 import { lockConversation, removeConversation } from '../dialog/messages/store.ts'
 import { Session, type SessionRow, sessionHidden } from './model.ts'
 import { unreadCount } from './unread.ts'
@@ -33,6 +34,7 @@ export const sessionKind = kind({
     generating_at: sql.fragment`(select q.started_at ${openTurnsClause} and q.state = 'running')`,
     queued_turns: sql.fragment`(select count(*) ${openTurnsClause} and q.state = 'queued')`,
     unread_count: unreadCount,
+    assignee_name: displayNameOf(sql.fragment`t.assigned_to`),
     summary_error: sql.fragment`(select c.summary_error from conversations c where c.id = t.conversation_id)`,
     stored_status: sql.fragment`t.status`,
     operator_timed_out: sql.fragment`coalesce(t.operator_until <= now(), false)`,

@@ -91,6 +91,8 @@ export const Session = record(
       .describe('Keys and values sent as headers with tool calls of its turns'),
     control: z.enum(CONTROLS).describe('Who answers: the agent, or an operator who took over'),
     assigned_to: z.string().nullable().describe('ID of the user who took over or was assigned'),
+    assignee_name: z.string().nullable().describe('Display name of that user'),
+    assigned_at: z.iso.datetime().nullable().describe('Time since which the session is assigned to that user'),
     attention: Attention.nullable().describe('Request for a person. Null if there is none.'),
     last_activity_at: z.iso.datetime().nullable().describe('Time of the last user message'),
     generating_at: z.iso.datetime().nullable().describe('Start of the running turn. Null if none is running.'),
@@ -247,6 +249,12 @@ export const TakeoverInput = z
     assignee_user_id: reference
       .optional()
       .describe('ID of the user who is assigned, with `sessions:OperateSession`. Default: the user of the credential.'),
+    expected_assigned_to: reference
+      .nullable()
+      .optional()
+      .describe(
+        'ID of the user from whom the session is taken over, null for none. Refused with SESSION_ASSIGNED while another user is assigned. Default: any.',
+      ),
     running: z
       .enum(['finish', 'abort'])
       .optional()
@@ -299,6 +307,15 @@ export const SessionGenerateInput = z
       ),
   })
   .meta({ id: 'SessionGenerateInput' })
+
+/** A user who is assigned to sessions. */
+export const SessionAssignee = z.object({
+  user_id: z.string().describe('ID of the user'),
+  name: z.string().nullable().describe('Display name of the user'),
+  session_count: z.int().describe('Number of sessions that the caller may list'),
+})
+
+export const SessionAssignees = z.object({ data: z.array(SessionAssignee) }).meta({ id: 'SessionAssignees' })
 
 export type SessionStatus = (typeof SESSION_STATUSES)[number]
 

@@ -51,6 +51,7 @@ import {
   OperatorMessageInput,
   SESSION_STATUSES,
   Session,
+  SessionAssignees,
   SessionGenerateInput,
   SessionInput,
   SessionMessage,
@@ -69,6 +70,7 @@ import { sessionFailure } from './session-locks.ts'
 import { messageColumns, messageTables, statusCondition } from './store.ts'
 import { sessionTicketOperation, streamOperation } from './stream.ts'
 import { checkAssignee, OPERATE_ACTION, takeOver } from './takeover.ts'
+import { listSessionAssignees } from './takeover-store.ts'
 import { cancelSession } from './turns.ts'
 import { typingOperation } from './typing.ts'
 
@@ -173,7 +175,7 @@ const takeoverOperation = itemOperation(sessionKind, {
   path: `${path}/takeover`,
   summary: 'Take over a session',
   description:
-    'A person answers instead of the agent until the handback. Queued replies are cancelled; messages of the end user are stored. A second takeover assigns the session to another user. Not available to background work.',
+    'A person answers instead of the agent until the handback. Queued replies are cancelled; messages of the end user are stored. A second takeover assigns the session to another user; `expected_assigned_to` refuses it if someone else was faster. Not available to background work.',
   tag,
   action: OPERATE_ACTION,
   internal: true,
@@ -181,7 +183,7 @@ const takeoverOperation = itemOperation(sessionKind, {
   body: TakeoverInput,
   bodyOptional: true,
   answers: { 200: Session },
-  raises: ['SESSION_CLOSED', 'SESSION_EXPIRED'],
+  raises: ['SESSION_ASSIGNED', 'SESSION_CLOSED', 'SESSION_EXPIRED'],
   prepare: checkAssignee,
   // Notes to the agent are messages, which can be erased, and not in the entry.
   decision: ({ body, caller }) => ({
@@ -228,6 +230,28 @@ const hidesForEndUsers = (remove: Operation): Operation => ({
     (context as Context).caller.end_user ? hideSession(context as never) : remove.run(context),
 })
 
+const listAssignees = operation({
+  id: 'listSessionAssignees',
+  command: ['sessions', 'assignees', 'list'],
+  method: 'get',
+  path: '/sessions/assignees',
+  summary: 'List users who are assigned to sessions',
+  description: 'Returns the users who are assigned to sessions that the caller may list, at most 500, by name.',
+  tag,
+  action: 'sessions:ListSessions',
+  lists: sessionKind,
+  paged: false,
+  answers: { 200: SessionAssignees },
+  async run({ db, visible }) {
+    const { rows } = visible({
+      project: sql.fragment`t.project_id`,
+      id: sql.fragment`t.id`,
+      tags: sql.fragment`t.tags`,
+    })
+    return { data: await listSessionAssignees(db, rows) }
+  },
+})
+
 /** Condition of the sessions `t` that have a rating which the caller may list. By feedback_session. */
 function hasRating({ caller, project }: Pick<Context, 'caller' | 'project'>, rating: number) {
   const { rows } = visibleRows(
@@ -259,7 +283,10 @@ export const sessionOperations: Operation[] = [
         z.enum(CONTROLS).optional().describe('Who answers'),
         control => sql.fragment`t.control = ${control}`,
       ),
-      assigned_to: equalsFilter('assigned_to'),
+      assigned_to: columnFilter(
+        textFilter.describe('ID of the user who is assigned; `none` for sessions without one'),
+        id => (id === 'none' ? sql.fragment`t.assigned_to is null` : sql.fragment`t.assigned_to = ${id}`),
+      ),
       attention: columnFilter(booleanQuery.optional().describe('Whether a person is requested'), isRequested =>
         isRequested ? sql.fragment`t.attention is not null` : sql.fragment`t.attention is null`,
       ),
@@ -294,6 +321,7 @@ export const sessionOperations: Operation[] = [
       context.query.rating !== undefined && hasRating(context, Number(context.query.rating)),
     ],
   }),
+  listAssignees,
   sessions.get({ endUser: sessionAccess() }),
   updateOperation,
   hidesForEndUsers(

@@ -3,7 +3,7 @@ import { type Fragment, idStatement, jsonb, type Queryable, sql } from '#core/db
 import type { Outbox } from '#core/writes/writer.ts'
 import { isShown } from './end-user.ts'
 import { sessionKind } from './kind.ts'
-import type { Attention, ReplyPermit, SessionRow } from './model.ts'
+import { type Attention, type ReplyPermit, SessionAssignee, type SessionRow } from './model.ts'
 
 /** Expression for the end of a takeover without further operator messages; null without a timeout. */
 const timeout: Fragment = sql.fragment`clock_timestamp() + make_interval(secs => t.takeover_timeout_seconds)`
@@ -73,3 +73,13 @@ export const eraseAttention = (db: Queryable, ids: readonly string[], until: str
     where t.id = any(${sql.array([...ids], 'text')}) and t.attention ->> 'reason' is not null
       and (t.attention ->> 'since')::timestamptz <= ${until}::timestamptz
     returning t.id`)
+
+const assigneeRow = sql.type(SessionAssignee)
+
+/** Returns the users who are assigned to sessions `t` that a condition selects. By sessions_operated or sessions_assigned. */
+export const listSessionAssignees = (db: Queryable, condition: Fragment) =>
+  db.any(assigneeRow`
+    select t.assigned_to as user_id, u.display_name as name, count(*)::int as session_count
+    from sessions t join users u on u.id = t.assigned_to
+    where t.control = 'operator' and ${condition}
+    group by t.assigned_to, u.display_name order by u.display_name nulls last, t.assigned_to limit 500`)

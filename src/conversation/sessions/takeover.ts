@@ -41,12 +41,13 @@ export async function checkAssignee({ services, body, caller, resource }: Omit<T
 /**
  * Puts a session under an operator, or assigns it to another one. Decided under the conversation's lock: queued replies
  * and a turn that has not started end, the running turn finishes or is aborted, and no reply starts until the handback.
- * @throws SESSION_CLOSED, SESSION_EXPIRED
+ * @throws SESSION_CLOSED, SESSION_EXPIRED; SESSION_ASSIGNED if another user is assigned than the caller expects
  */
 export async function takeOver({ tx, services, body = {}, caller, resource }: TakeoverContext) {
   const { session, conversation } = await lockSessionAndConversation(tx, resource)
   requireOpen(session)
   const assigned_to = body.assignee_user_id ?? caller.user.id
+  requireExpectedAssignee(session, assigned_to, body.expected_assigned_to)
   const { running, queued } = await findMailboxState(tx, conversation.id)
   const isFinishing = running?.generation_status === 'in_progress' && body.running !== 'abort'
   const ended = [...(running && !isFinishing ? [running] : []), ...queued.filter(isReply)]
@@ -67,6 +68,16 @@ export async function takeOver({ tx, services, body = {}, caller, resource }: Ta
   addSessionFrame(tx, conversation, { event: 'control' })
   tx.emit(sessionKind, 'taken_over', next, { extra: { operator_id: caller.user.id, generation_id } })
   return next
+}
+
+/** @throws SESSION_ASSIGNED */
+function requireExpectedAssignee(
+  { id, assigned_to, assignee_name }: SessionRow,
+  next: string,
+  expected?: string | null,
+) {
+  if (expected === undefined || assigned_to === null || assigned_to === expected || assigned_to === next) return
+  raise('SESSION_ASSIGNED', { meta: { session_id: id, assigned_to, assignee_name } })
 }
 
 /** Whether a queued turn answers messages; continuations and resumed turns wait for the handback. */

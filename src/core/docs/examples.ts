@@ -37,6 +37,7 @@ const PATH_VALUES: Record<string, string> = {
   link_id: '1',
   queue: 'ingestion.process',
   entry_id: 'audit_01k5p3vd7r9hj2x8m4qcw6tz0e',
+  note_id: 'snote_01k5p3vd7r9hj2x8m4qcw6tz0e',
   operation_id: 'form_op_01k5p3vd7r9hj2x8m4qcw6tz0e',
 }
 
