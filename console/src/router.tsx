@@ -52,6 +52,7 @@ const views = [
   view('memory/$storeId/$memoryId', () => import('./views/memory/memory-fact.tsx'), 'MemoryFactView'),
   view('sessions', () => import('./views/conversation/sessions.tsx'), 'Sessions'),
   view('sessions/$sessionId', () => import('./views/conversation/session.tsx'), 'SessionView'),
+  view('prepared-replies', () => import('./views/conversation/prepared-replies.tsx'), 'PreparedReplies'),
   view('actors', () => import('./views/conversation/end-users.tsx'), 'EndUsers'),
   view('actors/$actorId', () => import('./views/conversation/end-user.tsx'), 'EndUserView'),
   view('orchestrations', () => import('./views/automation/orchestrations.tsx'), 'Orchestrations'),

@@ -8,6 +8,40 @@ import { visible, When } from './text.tsx'
 
 const Markdown = onDemand(async () => (await import('./markdown.tsx')).default)
 
+type Author = Pick<SessionMessage, 'origin'> & { author_name?: string | null }
+
+/** Returns who wrote a message: the operator by name, others by the origin. */
+export const authorOf = ({ author_name, origin }: Author): string =>
+  visible(author_name ?? strings.sessions.roles[origin])
+
+/** Who wrote something, and when. */
+export function MessageHead({
+  name,
+  at,
+  badge,
+  menu,
+}: {
+  name: string
+  at: string
+  badge?: ReactNode
+  menu?: ReactNode
+}) {
+  return (
+    <Group gap="sm" mb={4} justify="space-between" wrap="nowrap">
+      <Group gap="sm">
+        <Text size="sm" fw={600}>
+          {name}
+        </Text>
+        {badge}
+        <Text size="xs" c="dimmed" component="div">
+          <When at={at} />
+        </Text>
+      </Group>
+      {menu}
+    </Group>
+  )
+}
+
 /** A message of a conversation. */
 export function MessageCard({
   message: { document_id, role, origin, content, parts, author_name, created_at },
@@ -27,17 +61,11 @@ export function MessageCard({
   return (
     <Box maw="85%" miw="min(280px, 100%)" style={{ alignSelf: isReply ? 'flex-start' : 'flex-end' }}>
       <Card withBorder padding="md" radius="lg" bg={isReply ? undefined : 'var(--mantine-color-default-hover)'}>
-        <Group gap="sm" mb={4} justify="space-between" wrap="nowrap">
-          <Group gap="sm">
-            <Text size="sm" fw={600}>
-              {visible(author_name ?? strings.sessions.roles[origin])}
-            </Text>
-            <Text size="xs" c="dimmed" component="div">
-              <When at={created_at} />
-            </Text>
-          </Group>
-          <DraftScope value={document_id}>{menu}</DraftScope>
-        </Group>
+        <MessageHead
+          name={authorOf({ author_name, origin })}
+          at={created_at}
+          menu={<DraftScope value={document_id}>{menu}</DraftScope>}
+        />
         {content && (
           <Suspense fallback={<Text className="wrap">{visible(content)}</Text>}>
             <Markdown text={content} />

@@ -3,11 +3,12 @@ import type { Approval, ApprovalContext } from '@muster/client'
 import { getApprovalContext } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { api } from '#api.ts'
-import { EndUserLink } from '#components/end-user-link.tsx'
+import { AgentLink, EndUserLink } from '#components/end-user-link.tsx'
 import { EntityLink } from '#components/entity-link.tsx'
+import { authorOf, MessageHead } from '#components/message.tsx'
 import { Facts } from '#components/record.tsx'
 import { Loaded } from '#components/states.tsx'
-import { visible, When } from '#components/text.tsx'
+import { visible } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
 import * as strings from '#strings.ts'
 
@@ -39,18 +40,7 @@ export function DecisionContext({ row, query }: { row: Approval; query: ReturnTy
                   />
                 ),
               ],
-              [
-                texts.agent,
-                agent && (
-                  <EntityLink
-                    key="agent"
-                    kind="agent"
-                    id={agent.id}
-                    projectId={row.project_id}
-                    name={agent.name ?? undefined}
-                  />
-                ),
-              ],
+              [texts.agent, agent && <AgentLink key="agent" entry={{ agent_id: agent.id, agent_name: agent.name }} />],
               [
                 texts.guardrail,
                 guardrail && (
@@ -92,16 +82,11 @@ function LastMessages({ messages }: { messages: NonNullable<ApprovalContext['mes
       <Text size="sm" c="dimmed">
         {texts.lastMessages}
       </Text>
-      {messages.map(({ origin, author_name, content, created_at }) => (
-        <Stack gap={0} key={created_at + origin}>
-          <Text size="sm" fw={600} component="div">
-            {visible(author_name ?? strings.sessions.roles[origin])}{' '}
-            <Text span size="xs" c="dimmed" fw={400}>
-              <When at={created_at} />
-            </Text>
-          </Text>
+      {messages.map(message => (
+        <Stack gap={0} key={message.created_at + message.origin}>
+          <MessageHead name={authorOf(message)} at={message.created_at} />
           <Text size="sm" className="wrap" lineClamp={6}>
-            {visible(content ?? strings.none)}
+            {visible(message.content ?? strings.none)}
           </Text>
         </Stack>
       ))}

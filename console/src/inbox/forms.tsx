@@ -17,12 +17,13 @@ import { type ReactNode, useState } from 'react'
 import { api } from '#api.ts'
 import { FormButton, useAction } from '#components/actions.tsx'
 import { useDraft } from '#components/draft.tsx'
+import { usePersonName } from '#components/person.ts'
 import { type ObjectSchema, SchemaForm, type Values } from '#components/schema-form.tsx'
 import { Loaded } from '#components/states.tsx'
 import { visible, When } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
 import { HumanForm } from '#graph/human-form.tsx'
-import { usePermissions } from '#projects.ts'
+import { usePermissions, useProjectId } from '#projects.ts'
 import * as strings from '#strings.ts'
 import type { PendingForm } from './waiting.ts'
 
@@ -66,6 +67,7 @@ function FormFrame({
   children: (close: () => void) => ReactNode
 }) {
   const [isOpen, setOpen] = useState(false)
+  const personName = usePersonName(useProjectId())
   const name = visible(title)
   return (
     <Card withBorder padding="md" radius="lg" component="article" aria-label={name}>
@@ -77,7 +79,7 @@ function FormFrame({
           </Group>
           <Text size="sm" c="dimmed" component="div">
             {visible(about)} · {until ? strings.inbox.due : strings.inbox.since} <When at={until ?? since} />
-            {assignee && ` · ${strings.inbox.assigned(visible(assignee))}`}
+            {assignee && ` · ${strings.inbox.assigned(personName(assignee))}`}
           </Text>
         </Stack>
         {content}

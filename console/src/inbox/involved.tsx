@@ -1,7 +1,5 @@
 import { Group, Text } from '@mantine/core'
-import { EndUserLink } from '#components/end-user-link.tsx'
-import { EntityLink } from '#components/entity-link.tsx'
-import { useProjectId } from '#projects.ts'
+import { AgentLink, EndUserLink } from '#components/end-user-link.tsx'
 import * as strings from '#strings.ts'
 
 const texts = strings.inbox
@@ -10,7 +8,6 @@ type Fields = Parameters<typeof EndUserLink>[0]['entry'] & { agent_id: string | 
 
 /** The end user and the agent that an entry of the inbox is about. */
 export function Involved({ entry }: { entry: Fields }) {
-  const projectId = useProjectId()
   const { actor_id, agent_id, agent_name } = entry
   if (actor_id === null && agent_id === null) return null
   return (
@@ -22,7 +19,7 @@ export function Involved({ entry }: { entry: Fields }) {
       )}
       {agent_id !== null && (
         <Text size="sm" component="div">
-          {texts.agent}: <EntityLink kind="agent" id={agent_id} projectId={projectId} name={agent_name ?? undefined} />
+          {texts.agent}: <AgentLink entry={{ agent_id, agent_name }} />
         </Text>
       )}
     </Group>

@@ -19,12 +19,22 @@ export const sessions = {
   activity: 'Last activity',
   status: { open: 'Open', closed: 'Closed', expired: 'Expired' } as Record<string, string>,
   operator: 'A person answers',
+  answers: (name: string) => `${name} answers`,
+  inCharge: 'In charge',
+  nobody: 'The agent',
   attention: 'Needs a person',
   replying: 'Replying',
   takeOver: 'Take over',
   handBack: 'Return to the agent',
   takenOver: 'You answer now. The agent is silent until you return the session.',
-  taken: 'Another person answers in this session.',
+  taken: (name: string) => `${name} answers in this session. You can read, write notes, or take the session over.`,
+  takeOverFrom: (name: string) => `Take over from ${name}`,
+  takeOverFromText: (name: string) => `${name} answers in this session. Take it over anyway?`,
+  faster: (name: string) => `${name} was faster and answers in this session now. Take it over anyway?`,
+  colleague: 'A colleague',
+  keptReply: (name: string) =>
+    `${name} answers now. Your reply was not sent and is kept here: take the session over to send it.`,
+  keptForAgent: 'The agent answers again. Your reply was not sent and is kept here: take the session over to send it.',
   send: 'Send',
   asOperator: 'Your reply to the user',
   asUser: 'Message as the user',
@@ -44,6 +54,26 @@ export const sessions = {
   attachment: 'Attachment',
   generate: 'Let the agent reply',
   cancelTurn: 'Cancel the reply',
+} as const
+
+export const notes = {
+  note: 'Internal note',
+  help: 'For colleagues. Neither the end user nor a model reads it.',
+  add: 'Write an internal note',
+  save: 'Save note',
+  menu: 'More about the note',
+  deleteText: 'The note is deleted. This cannot be undone.',
+} as const
+
+export const preparedReplies = {
+  title: 'Prepared replies',
+  intro: 'Texts that operators insert into their messages.',
+  empty: 'No prepared reply yet',
+  emptyText: 'Write down what operators often answer. In a session, / inserts it.',
+  create: 'New prepared reply',
+  edit: 'Edit prepared reply',
+  deleteText: (name: string) => `The prepared reply ${name} is deleted. This cannot be undone.`,
+  hint: 'Or type / in the message',
 } as const
 
 export const sessionMenu = {

@@ -11,6 +11,7 @@ export const endUsers = {
   lastSeen: 'Last message',
   sessions: 'Sessions',
   messages: 'Messages',
+  notes: 'Internal notes',
   latestMessages: 'Latest messages',
   facts: 'Facts',
   fact: 'Fact',
@@ -33,7 +34,7 @@ export const endUsers = {
   exportText: 'The messages of all sessions are saved as a file, one JSON object a line.',
   purge: 'Erase content',
   purgeText: (name: string) =>
-    `The messages, turns, facts and files of ${name} are erased in the background. Records stay without content. This cannot be undone.`,
+    `The messages, internal notes, turns, facts and files of ${name} are erased in the background. Records stay without content. This cannot be undone.`,
   purgeCounts: 'This would erase:',
   purgeNothing: 'There is no content left to erase.',
   purgeMore: 'There is more than could be counted in time, or a turn is active.',
@@ -51,6 +52,8 @@ export const sessionFilters = {
   ratings: { '1': 'Rated good', '-1': 'Rated bad' },
   assignee: 'Assignee',
   assignedToMe: 'Assigned to me',
+  unassigned: 'Not assigned',
+  assignedTo: (name: string, sessions: number) => `${name} (${sessions.toLocaleString()})`,
   time: 'Time',
   times: { day: 'Created in 24 hours', week: 'Created in 7 days', month: 'Created in 30 days' },
 } as const

@@ -22,6 +22,7 @@ import { api, every, POLL_MS } from '#api.ts'
 import { ActionButton, FormButton } from '#components/actions.tsx'
 import { CommandForm } from '#components/command-form.tsx'
 import { DraftScope } from '#components/draft.tsx'
+import { usePersonName } from '#components/person.ts'
 import { Facts, LabelledValues } from '#components/record.tsx'
 import { fieldLabel, type ObjectSchema, type Values } from '#components/schema-form.tsx'
 import { Loaded } from '#components/states.tsx'
@@ -116,6 +117,7 @@ export const PauseForm = ({ task, onDone }: TaskFormProps) => (
 
 /** Badges of a task, and the error of its work. */
 export function TaskBadges({ task }: { task: Task }) {
+  const personName = usePersonName(task.project_id)
   const { status, automation_status, automation_error, pause_requested_at, pending_transition, assignee, due_at } = task
   const color = { running: 'blue', failed: 'red', unrouted: 'orange', paused: 'gray', completed: 'teal' }
   return (
@@ -141,7 +143,7 @@ export function TaskBadges({ task }: { task: Task }) {
             {texts.due} <When at={due_at} />
           </Badge>
         )}
-        {assignee && <Badge variant="default">{visible(assignee)}</Badge>}
+        {assignee && <Badge variant="default">{personName(assignee)}</Badge>}
       </Group>
       {automation_error && (
         <Group gap={6} wrap="nowrap" align="flex-start">

@@ -260,7 +260,7 @@ function Sessions({ part, actor: { id, project_id } }: PartProps<'sessions'>) {
             session.control === 'agent' && (
               <ActionButton
                 label={strings.sessions.takeOver}
-                run={async () => takeOverSession(api, { session_id: session.id })}
+                run={async () => takeOverSession(api, { session_id: session.id, expected_assigned_to: null })}
                 stale={[
                   ['actor', id],
                   ['session', session.id],

@@ -1,24 +1,27 @@
-import { Alert, Badge, Box, Button, Card, Group, Stack, Text, Textarea } from '@mantine/core'
-import type { Session, SessionMessage } from '@muster/client'
+import { Alert, Badge, Box, Button, Card, Group, Modal, Stack, Text } from '@mantine/core'
+import { isMusterError, type Session, type SessionMessage, type SessionNote } from '@muster/client'
 import {
   cancelSession,
   generateSessionReply,
+  getActor,
   getSession,
   handbackSession,
   listSessionMessages,
-  sendOperatorMessage,
   sendSessionMessage,
   streamSession,
   takeOverSession,
 } from '@muster/client/operations'
-import { IconHandStop, IconMessage, IconSend } from '@tabler/icons-react'
+import { IconHandStop, IconMessage } from '@tabler/icons-react'
 import { type QueryClient, useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { useEffect, useRef, useState } from 'react'
 import { useIds } from '#address.ts'
 import { api } from '#api.ts'
-import { useDraft } from '#components/draft.tsx'
+import { useAgents } from '#choices.ts'
+import { Question } from '#components/actions.tsx'
+import { AgentLink, EndUserLink } from '#components/end-user-link.tsx'
 import { MessageCard } from '#components/message.tsx'
 import { Page } from '#components/page.tsx'
+import { usePersonName } from '#components/person.ts'
 import { FailureAlert, Loaded, Notice } from '#components/states.tsx'
 import { StreamingText } from '#components/streaming-text.tsx'
 import { visible } from '#components/text.tsx'
@@ -26,6 +29,8 @@ import { useStream } from '#live.ts'
 import { useMe, usePermissions, useProjectId } from '#projects.ts'
 import * as strings from '#strings.ts'
 import { MessageFeedback, MessageMenu, SessionMenu } from './session-actions.tsx'
+import { OperatorComposer, UserComposer } from './session-composer.tsx'
+import { NoteCard, NoteComposer, useNotes } from './session-notes.tsx'
 import { SessionBadges } from './sessions.tsx'
 
 const texts = strings.sessions
@@ -102,6 +107,8 @@ function apply(cache: QueryClient, id: string, event: StreamEvent): void {
       break
     case 'control':
       patch({ control: event.data.control, attention: event.data.attention, assigned_to: event.data.assigned_to })
+      // The name of who is in charge is in the record only.
+      void cache.invalidateQueries({ queryKey: recordKey(id), exact: true })
       break
     case 'session':
       patch(event.data as Partial<Session>)
@@ -123,6 +130,79 @@ export function SessionView() {
   )
 }
 
+/** The end user of a session, for those who may get it. */
+const useEndUser = ({ actor_id, project_id }: Session) => {
+  const mayGet = usePermissions(project_id)(getActor) === true
+  return useQuery({
+    queryKey: ['actor', actor_id, 'record'],
+    queryFn: async ({ signal }) => getActor(api, { actor_id: actor_id as string }, { signal }),
+    enabled: actor_id !== null && mayGet,
+    staleTime: 60_000,
+  }).data
+}
+
+/** Who the session is between: the end user and the agent. */
+function Participants({ session }: { session: Session }) {
+  const { actor_id, agent_id, project_id } = session
+  const actor = useEndUser(session)
+  const agent = useAgents(project_id).rows?.find(({ id }) => id === agent_id)
+  return (
+    <Group gap="lg">
+      {actor_id !== null && (
+        <Group gap={6}>
+          {strings.sessionFilters.endUser}:
+          <EndUserLink
+            entry={{ actor_id, actor_name: actor?.name ?? null, actor_external_id: actor?.external_id ?? null }}
+          />
+        </Group>
+      )}
+      <Group gap={6}>
+        {texts.agent}: <AgentLink entry={{ agent_id, agent_name: agent?.name ?? null }} />
+      </Group>
+    </Group>
+  )
+}
+
+/** Whom a takeover would replace, and the question to the user about it. */
+type Choice = { from: string; text: string }
+
+/** Takes the session over. While another person answers, the user confirms it first, also if that person was faster. */
+function useTakeover({ id, project_id, control, assigned_to, assignee_name }: Session) {
+  const cache = useQueryClient()
+  const personName = usePersonName(project_id)
+  const [choice, setChoice] = useState<Choice | null>(null)
+  const run = async (expected: string | null) => {
+    const taken = await takeOverSession(api, { session_id: id, expected_assigned_to: expected })
+    cache.setQueryData<Session>(recordKey(id), before => before && { ...before, ...taken })
+  }
+  const action = useMutation({
+    mutationFn: async () => run(null),
+    onError: error => {
+      if (!isMusterError(error, 'SESSION_ASSIGNED')) return
+      const { assigned_to: from, assignee_name: name } = error.meta as { assigned_to: string; assignee_name: string }
+      setChoice({ from, text: texts.faster(personName(from, name)) })
+      void cache.invalidateQueries({ queryKey: recordKey(id), exact: true })
+    },
+  })
+  const rival = control === 'operator' && assigned_to !== null ? personName(assigned_to, assignee_name) : null
+  const takeOver = () =>
+    rival === null ? action.mutate() : setChoice({ from: assigned_to as string, text: texts.takeOverFromText(rival) })
+  const close = () => setChoice(null)
+  return {
+    rival,
+    takeOver,
+    isPending: action.isPending,
+    error: isMusterError(action.error, 'SESSION_ASSIGNED') ? null : action.error,
+    dialog: (
+      <Modal opened={choice !== null} onClose={close} title={texts.takeOver}>
+        {choice && (
+          <Question text={choice.text} label={texts.takeOver} run={async () => run(choice.from)} close={close} />
+        )}
+      </Modal>
+    ),
+  }
+}
+
 function SessionPage({ session }: { session: Session }) {
   const { id, control, assigned_to, attention, status } = session
   const cache = useQueryClient()
@@ -133,20 +213,16 @@ function SessionPage({ session }: { session: Session }) {
     apply: event => apply(cache, id, event),
     onLost: () => void cache.invalidateQueries({ queryKey: recordKey(id) }),
   })
-  const keep = (changed: object) =>
-    cache.setQueryData<Session>(recordKey(id), before => before && { ...before, ...changed })
-  const takeOver = useMutation({
-    mutationFn: async () => takeOverSession(api, { session_id: id }),
-    onSuccess: keep,
-  })
+  const takeover = useTakeover(session)
+  const customerName = useEndUser(session)?.name
   const handBack = useMutation({
     mutationFn: async () => handbackSession(api, { session_id: id }),
-    onSuccess: keep,
+    onSuccess: changed => cache.setQueryData<Session>(recordKey(id), before => before && { ...before, ...changed }),
   })
   const cancel = useMutation({ mutationFn: async () => cancelSession(api, { session_id: id }) })
   const generate = useMutation({ mutationFn: async () => generateSessionReply(api, { session_id: id }) })
   const isMine = control === 'operator' && assigned_to === me?.id
-  const mayOperate = isAllowed(takeOverSession) && status === 'open'
+  const mayOperate = isAllowed(takeOverSession) === true && status === 'open'
   const actions = (
     <>
       {session.generating_at && isAllowed(sendSessionMessage) && (
@@ -164,8 +240,13 @@ function SessionPage({ session }: { session: Session }) {
           </Button>
         )}
       {mayOperate && !isMine && (
-        <Button leftSection={<IconHandStop size={16} />} loading={takeOver.isPending} onClick={() => takeOver.mutate()}>
-          {texts.takeOver}
+        <Button
+          leftSection={<IconHandStop size={16} />}
+          loading={takeover.isPending}
+          onClick={takeover.takeOver}
+          maw="100%"
+        >
+          {takeover.rival === null ? texts.takeOver : texts.takeOverFrom(takeover.rival)}
         </Button>
       )}
       {mayOperate && control === 'operator' && (
@@ -176,17 +257,20 @@ function SessionPage({ session }: { session: Session }) {
       <SessionMenu session={session} />
     </>
   )
-  const failure = takeOver.error ?? handBack.error ?? cancel.error ?? generate.error
+  const failure = takeover.error ?? handBack.error ?? cancel.error ?? generate.error
   return (
     <Page
       title={session.name ?? texts.unnamed}
       intro={
-        <Group gap="sm">
-          <SessionBadges session={session} />
-          <Badge variant="default" role="status">
-            {isLive ? texts.live : texts.reconnecting}
-          </Badge>
-        </Group>
+        <Stack gap={6}>
+          <Participants session={session} />
+          <Group gap="sm">
+            <SessionBadges session={session} />
+            <Badge variant="default" role="status">
+              {isLive ? texts.live : texts.reconnecting}
+            </Badge>
+          </Group>
+        </Stack>
       }
       actions={actions}
     >
@@ -198,19 +282,49 @@ function SessionPage({ session }: { session: Session }) {
       )}
       {control === 'operator' && (
         <Alert color="indigo" role="status">
-          {isMine ? texts.takenOver : texts.taken}
+          {isMine ? texts.takenOver : texts.taken(takeover.rival ?? texts.colleague)}
         </Alert>
       )}
       <Messages session={session} />
-      {status === 'open' && isMine && <Composer key="operator" sessionId={id} isOperator />}
+      {mayOperate && (
+        <OperatorComposer
+          session={session}
+          customerName={customerName}
+          refusal={isMine ? null : takeover.rival === null ? texts.keptForAgent : texts.keptReply(takeover.rival)}
+        />
+      )}
       {status === 'open' && control === 'agent' && isAllowed(sendSessionMessage) && <UserComposer session={session} />}
+      <NoteComposer session={session} />
+      {takeover.dialog}
     </Page>
+  )
+}
+
+type Entry = { at: string } & (
+  | { note: SessionNote; message?: undefined; before?: undefined; isFirst?: undefined }
+  | { note?: undefined; message: SessionMessage; before?: number; isFirst: boolean }
+)
+
+/** Returns messages and notes by time. Notes from before the first message are left out until all messages are shown. */
+function timeline(messages: SessionMessage[], notes: SessionNote[], isWhole: boolean): Entry[] {
+  const first = messages[0]?.created_at ?? ''
+  const entries: Entry[] = messages.map((message, index) => ({
+    at: message.created_at,
+    message,
+    before: messages[index - 1]?.position,
+    isFirst: index === 0,
+  }))
+  const shown = notes.filter(({ created_at }) => isWhole || created_at >= first).toReversed()
+  // A stable sort: notes are after messages of the same time.
+  return [...entries, ...shown.map(note => ({ at: note.created_at, note }))].toSorted((one, other) =>
+    one.at < other.at ? -1 : one.at > other.at ? 1 : 0,
   )
 }
 
 function Messages({ session }: { session: Session }) {
   const { id } = session
   const cache = useQueryClient()
+  const notes = useNotes(session)
   const end = useRef<HTMLDivElement>(null)
   const transcript = useQuery<Transcript>({
     queryKey: transcriptKey(id),
@@ -244,11 +358,12 @@ function Messages({ session }: { session: Session }) {
   const count = transcript.data?.messages.length
   useEffect(() => {
     if (!earlier.isSuccess) end.current?.scrollIntoView({ block: 'nearest' })
-  }, [count, running?.text, earlier.isSuccess])
+  }, [count, running?.text, notes.data?.length, earlier.isSuccess])
   return (
     <Loaded query={transcript} operation={listSessionMessages}>
       {({ messages, total }) => {
-        if (messages.length === 0 && !running)
+        const shown = timeline(messages, notes.data ?? [], messages.length === total)
+        if (shown.length === 0 && !running)
           return (
             <Notice icon={<IconMessage />} title={texts.noMessages}>
               {texts.noMessagesText}
@@ -267,22 +382,27 @@ function Messages({ session }: { session: Session }) {
                 {texts.earlier}
               </Button>
             )}
-            {messages.map((message, index) => (
-              <MessageCard
-                key={message.document_id}
-                message={message}
-                menu={
-                  <MessageMenu
-                    session={session}
-                    message={message}
-                    before={messages[index - 1]?.position}
-                    isFirst={index === 0 && messages.length === total}
-                  />
-                }
-              >
-                <MessageFeedback session={session} message={message} />
-              </MessageCard>
-            ))}
+            {notes.error && <FailureAlert error={notes.error} />}
+            {shown.map(({ note, message, before, isFirst }) =>
+              note ? (
+                <NoteCard key={note.id} note={note} />
+              ) : (
+                <MessageCard
+                  key={message.document_id}
+                  message={message}
+                  menu={
+                    <MessageMenu
+                      session={session}
+                      message={message}
+                      before={before}
+                      isFirst={isFirst && messages.length === total}
+                    />
+                  }
+                >
+                  <MessageFeedback session={session} message={message} />
+                </MessageCard>
+              ),
+            )}
             {running && (running.text || running.tools.length > 0 || running.error) && <RunningCard {...running} />}
             <div ref={end} />
           </Stack>
@@ -314,64 +434,5 @@ function RunningCard({ text, tools, error }: Running) {
         {error && <Text size="sm">{`${texts.turnFailed}: ${visible(error)}`}</Text>}
       </Card>
     </Box>
-  )
-}
-
-/** The composer of messages as the user; in a session of an end user only on request, because these are not the end user's. */
-function UserComposer({ session: { id, actor_id } }: { session: Session }) {
-  const [isOpen, setOpen] = useState(actor_id === null)
-  if (isOpen) return <Composer sessionId={id} />
-  return (
-    <Group gap="sm" justify="space-between">
-      <Text size="sm" c="dimmed">
-        {texts.ofEndUser}
-      </Text>
-      <Button variant="subtle" size="xs" onClick={() => setOpen(true)}>
-        {texts.writeAsUser}
-      </Button>
-    </Group>
-  )
-}
-
-function Composer({ sessionId, isOperator = false }: { sessionId: string; isOperator?: boolean }) {
-  const { value: text, setValue: setText } = useDraft(isOperator ? 'reply' : 'message', '')
-  const label = isOperator ? texts.asOperator : texts.asUser
-  const send = useMutation({
-    mutationFn: async (message: string) => {
-      const args = { session_id: sessionId, message }
-      await (isOperator ? sendOperatorMessage(api, args) : sendSessionMessage(api, args))
-    },
-    onSuccess: () => setText(''),
-  })
-  const submit = () => text.trim() && !send.isPending && send.mutate(text.trim())
-  return (
-    <Card withBorder padding="md" radius="lg" style={{ position: 'sticky', bottom: 12 }} shadow="sm">
-      <Stack gap="sm">
-        <Textarea
-          label={label}
-          autosize
-          minRows={2}
-          maxRows={8}
-          value={text}
-          onChange={event => setText(event.currentTarget.value)}
-          onKeyDown={event => {
-            if (event.key !== 'Enter' || event.shiftKey || event.nativeEvent.isComposing) return
-            event.preventDefault()
-            submit()
-          }}
-        />
-        {send.error && <FailureAlert error={send.error} />}
-        <Group justify="flex-end">
-          <Button
-            leftSection={<IconSend size={16} />}
-            loading={send.isPending}
-            disabled={!text.trim()}
-            onClick={submit}
-          >
-            {texts.send}
-          </Button>
-        </Group>
-      </Stack>
-    </Card>
   )
 }

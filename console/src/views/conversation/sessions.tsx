@@ -1,18 +1,26 @@
 import { Badge, Button, Group, Modal, Select, Stack, Text, TextInput } from '@mantine/core'
 import { useDisclosure } from '@mantine/hooks'
 import type { Session, SessionEntry } from '@muster/client'
-import { createSession, getActor, listAgents, listFeedback, listSessions } from '@muster/client/operations'
+import {
+  createSession,
+  getActor,
+  listAgents,
+  listFeedback,
+  listSessionAssignees,
+  listSessions,
+} from '@muster/client/operations'
 import { IconMessages, IconPlus } from '@tabler/icons-react'
-import { useMutation } from '@tanstack/react-query'
+import { useMutation, useQuery } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
-import { api } from '#api.ts'
+import { api, every } from '#api.ts'
 import { useAgents } from '#choices.ts'
-import { EndUserLink } from '#components/end-user-link.tsx'
-import { EntityLink } from '#components/entity-link.tsx'
+import { AgentLink, EndUserLink } from '#components/end-user-link.tsx'
 import type { Filters } from '#components/filters.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '#components/list.tsx'
+import { authorOf } from '#components/message.tsx'
 import { Page } from '#components/page.tsx'
+import { usePersonName } from '#components/person.ts'
 import { SubmitRow } from '#components/schema-form.tsx'
 import { Notice, Refused } from '#components/states.tsx'
 import { visible, When } from '#components/text.tsx'
@@ -27,11 +35,7 @@ const STATUSES = ['open', 'closed', 'expired'] as const
 const RATINGS = ['1', '-1'] as const
 
 /** The summary of a session in the list. */
-export function SessionBadges({
-  session,
-}: {
-  session: Pick<Session, 'control' | 'attention' | 'status' | 'generating_at'>
-}) {
+export function SessionBadges({ session }: { session: Session }) {
   const { control, attention, status, generating_at } = session
   return (
     <Group gap={6}>
@@ -40,10 +44,27 @@ export function SessionBadges({
           {texts.attention}
         </Badge>
       )}
-      {control === 'operator' && <Badge variant="default">{texts.operator}</Badge>}
+      {control === 'operator' && <InCharge session={session} />}
       {generating_at && <Badge variant="default">{texts.replying}</Badge>}
       <Badge variant="default">{texts.status[status]}</Badge>
     </Group>
+  )
+}
+
+/** Who answers in a session that was taken over, and since when. */
+function InCharge({ session: { project_id, assigned_to, assignee_name, assigned_at } }: { session: Session }) {
+  const personName = usePersonName(project_id)
+  return (
+    <>
+      <Badge variant="default" tt="none" maw="100%">
+        {assigned_to === null ? texts.operator : texts.answers(personName(assigned_to, assignee_name))}
+      </Badge>
+      {assigned_at && (
+        <Text size="xs" c="dimmed" component="span">
+          <When at={assigned_at} />
+        </Text>
+      )}
+    </>
   )
 }
 
@@ -56,7 +77,7 @@ const sessionColumns = (projectId: string): Column<SessionEntry>[] => [
         <RecordLink to={`/p/${projectId}/sessions/${id}`}>{visible(name ?? texts.unnamed)}</RecordLink>
         {last_message?.preview ? (
           <Text size="sm" c="dimmed" lineClamp={2} style={{ overflowWrap: 'anywhere' }}>
-            {texts.roles[last_message.origin]}: {visible(last_message.preview)}
+            {authorOf(last_message)}: {visible(last_message.preview)}
           </Text>
         ) : (
           <Text size="xs" c="dimmed" className="mono">
@@ -67,12 +88,7 @@ const sessionColumns = (projectId: string): Column<SessionEntry>[] => [
     ),
   },
   { title: filterTexts.endUser, cell: session => <EndUserLink entry={session} /> },
-  {
-    title: texts.agent,
-    cell: ({ agent_id, agent_name }) => (
-      <EntityLink kind="agent" id={agent_id} projectId={projectId} name={agent_name ?? undefined} />
-    ),
-  },
+  { title: texts.agent, cell: session => <AgentLink entry={session} /> },
   { title: strings.state, cell: session => <SessionBadges session={session} /> },
   {
     title: texts.activity,
@@ -98,9 +114,31 @@ function filterArgs({ q, status, agent, actor, attention, rating, assignee, time
   }
 }
 
-function SessionFilters({ projectId }: { projectId: string }) {
+/** The choices of the filter by who is in charge: the reader, no user, and each assigned user. */
+function useAssignees(projectId: string) {
   const { data: me } = useMe()
+  const personName = usePersonName(projectId)
+  const { data = [] } = useQuery({
+    queryKey: ['sessions', projectId, 'assignees'],
+    queryFn: async ({ signal }) => (await listSessionAssignees(api, { project_id: projectId }, { signal })).data,
+    refetchInterval: every(POLL_MS),
+  })
+  if (!me) return []
+  return [
+    { value: me.id, label: filterTexts.assignedToMe },
+    { value: 'none', label: filterTexts.unassigned },
+    ...data
+      .filter(({ user_id }) => user_id !== me.id)
+      .map(({ user_id, name, session_count }) => ({
+        value: user_id,
+        label: filterTexts.assignedTo(personName(user_id, name), session_count),
+      })),
+  ]
+}
+
+function SessionFilters({ projectId }: { projectId: string }) {
   const isAllowed = usePermissions(projectId)
+  const assignees = useAssignees(projectId)
   const { choices: agents = [] } = useAgents(projectId)
   return (
     <>
@@ -124,13 +162,7 @@ function SessionFilters({ projectId }: { projectId: string }) {
           choices={RATINGS.map(value => ({ value, label: filterTexts.ratings[value] }))}
         />
       )}
-      {me && (
-        <ChoiceField
-          name="assignee"
-          label={filterTexts.assignee}
-          choices={[{ value: me.id, label: filterTexts.assignedToMe }]}
-        />
-      )}
+      {assignees.length > 0 && <ChoiceField name="assignee" label={filterTexts.assignee} choices={assignees} />}
       <ChoiceField
         name="time"
         label={filterTexts.time}
