@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import type { Page } from 'playwright-core'
+import type { Page, Route } from 'playwright-core'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
 import { postedBy } from '../support/replies.ts'
@@ -160,6 +160,25 @@ describe('answering as an operator in the console', function () {
     await ronja.page.keyboard.press('Enter')
     await leo.page.getByText('I am looking into it.').waitFor()
     assert.deepEqual([...ronja.problems, ...leo.problems], [])
+  })
+
+  it('offers the choice where a colleague was faster', async () => {
+    const made = await session('Dora')
+    const leo = await suite.app.user(`operator${++count}`, [allowing(project_id(), OPERATE)])
+    await suite.app.admin.patch(`/users/${leo.id}`, { display_name: 'Leo' })
+    const { page } = await staff('Rosa', OPERATE, `sessions/${made.id}`)
+    await heading(page, 'Dora asks')
+    const beforeTakeover = async (route: Route) => {
+      assert.equal((await leo.post(`/sessions/${made.id}/takeover`)).status, 200)
+      await route.continue()
+    }
+    await page.route('**/takeover', beforeTakeover, { times: 1 })
+    await pressEnter(page.getByRole('button', { name: 'Take over', exact: true }))
+    const dialog = page.getByRole('dialog')
+    await dialog.getByText('Leo was faster and answers in this session now.').waitFor()
+    assert.equal((await suite.app.admin.get(`/sessions/${made.id}`)).body.assigned_to, leo.id)
+    await pressEnter(dialog.getByRole('button', { name: 'Cancel' }))
+    await page.getByText('Leo answers in this session.').waitFor()
   })
 
   it('manages prepared replies by keyboard, with the permission of each step', async () => {

@@ -244,7 +244,9 @@ function SessionPage({ session }: { session: Session }) {
           leftSection={<IconHandStop size={16} />}
           loading={takeover.isPending}
           onClick={takeover.takeOver}
-          maw="100%"
+          h="auto"
+          mih={36}
+          styles={{ label: { whiteSpace: 'normal', overflowWrap: 'anywhere' } }}
         >
           {takeover.rival === null ? texts.takeOver : texts.takeOverFrom(takeover.rival)}
         </Button>
