@@ -3,12 +3,13 @@
 -- When the first text of a streamed turn arrived.
 alter table generations add column first_text_at timestamptz(3);
 
--- Billable quantities without a price, in the roll-ups of usage. The default serves the rows that exist: a fold that began
--- before, without the columns, fails and is repeated.
+-- Billable quantities without a price, in the roll-ups of usage. Rows of earlier folds have none until the usage of their
+-- project is reprocessed: reading all events would lock the table for as long as they take.
 alter table folded_usage_rollups
   add column unpriced_quantity numeric not null default 0,
   add column unpriced_input_tokens bigint not null default 0, add column unpriced_cached_tokens bigint not null default 0,
   add column unpriced_cache_write_tokens bigint not null default 0, add column unpriced_output_tokens bigint not null default 0;
+-- A fold that began before, without the columns, fails and is repeated.
 alter table folded_usage_rollups
   alter column unpriced_quantity drop default,
   alter column unpriced_input_tokens drop default, alter column unpriced_cached_tokens drop default,
@@ -133,32 +134,3 @@ begin
     unpriced_cache_write_tokens = r.unpriced_cache_write_tokens + excluded.unpriced_cache_write_tokens,
     unpriced_output_tokens = r.unpriced_output_tokens + excluded.unpriced_output_tokens;
 end $$;
-
--- Unpriced quantities of events that are folded, in rows with the shard of folds. The table is locked since its columns were
--- added: no fold commits meanwhile. 40 us for each event without a price.
-insert into folded_usage_rollups as r (project_id, hour, meter_type, model, ai_provider_id, agent_id, source,
-  publisher_project_id, component, unit, shard, events, quantity, input_tokens, cached_tokens, cache_write_tokens,
-  output_tokens, reasoning_tokens, unpriced_quantity, unpriced_input_tokens, unpriced_cached_tokens,
-  unpriced_cache_write_tokens, unpriced_output_tokens)
-select e.project_id, date_trunc('hour', e.created_at, 'UTC'), e.meter_type, e.model, coalesce(e.ai_provider_id, ''),
-  coalesce(e.agent_id, ''), coalesce(e.source, ''), coalesce(e.publisher_project_id, ''),
-  case when t.token then '' else c.component end, case when t.token then '' else c.unit end, -1, 0, 0, 0, 0, 0, 0, 0,
-  coalesce(sum(c.quantity) filter (where not t.token), 0),
-  coalesce(sum(c.quantity) filter (where t.token and c.component = 'input_tokens'), 0),
-  coalesce(sum(c.quantity) filter (where t.token and c.component = 'cached_tokens'), 0),
-  coalesce(sum(c.quantity) filter (where t.token and c.component = 'cache_write_tokens'), 0),
-  coalesce(sum(c.quantity) filter (where t.token and c.component = 'output_tokens'), 0)
-from usage_events e
-  cross join lateral jsonb_to_recordset(e.components)
-    as c (component text, unit text, quantity numeric, billable boolean, unit_price numeric)
-  cross join lateral (select c.unit = 'token' and c.quantity = trunc(c.quantity) and c.component in
-    ('input_tokens', 'cached_tokens', 'cache_write_tokens', 'output_tokens') as token) t
-where c.billable and c.unit_price is null and c.quantity > 0
-  and not exists (select from unfolded_usage u where u.event_id = e.id)
-group by 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
-on conflict (project_id, hour, meter_type, model, ai_provider_id, agent_id, source, publisher_project_id, component, unit, shard)
-do update set
-  unpriced_quantity = excluded.unpriced_quantity, unpriced_input_tokens = excluded.unpriced_input_tokens,
-  unpriced_cached_tokens = excluded.unpriced_cached_tokens,
-  unpriced_cache_write_tokens = excluded.unpriced_cache_write_tokens,
-  unpriced_output_tokens = excluded.unpriced_output_tokens;

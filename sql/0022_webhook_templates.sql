@@ -5,5 +5,5 @@
 alter table webhooks
   add column template text,
   add column mail jsonb,
-  add column secret_id text references secrets (id);
-create index webhooks_secret on webhooks (secret_id) where secret_id is not null;
+  add column secret_id text;
+alter table webhooks add constraint webhooks_secret_id_fkey foreign key (secret_id) references secrets (id) not valid;

@@ -1,13 +1,4 @@
-import type {
-  Actor,
-  Agent,
-  AiProvider,
-  Client,
-  Dataset,
-  Guardrail,
-  Orchestration,
-  Tool,
-} from '@muster/client'
+import type { Actor, Agent, AiProvider, Client, Dataset, Guardrail, Orchestration, Tool } from '@muster/client'
 import {
   listActors,
   listAgents,

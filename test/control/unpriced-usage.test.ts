@@ -9,6 +9,8 @@ import { rollUpUsage } from '#control/usage/roll-up.ts'
 import { MIGRATIONS } from '#core/queues/breaking-migrations.ts'
 import { migrate } from '#core/queues/migrate.ts'
 import { startApp, type TestProject } from '../support/app.ts'
+import { testEnvironment } from '../support/environment.ts'
+import { muster } from '../support/hosts.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 import { forSuite } from '../support/suite.ts'
 import { insertUsage, tokenUse } from '../support/usage.ts'
@@ -147,7 +149,7 @@ describe('usage without a price', function () {
     assert.deepEqual(await read(project), EXPECTED)
   })
 
-  it('of events that an earlier release folded is added by the migration; a fold in progress is repeated', async () => {
+  it('of events that an earlier release folded is added when usage is reprocessed', async () => {
     const name = `unpriced_${process.pid}`
     const older = fs.mkdtempSync(path.join(tmpdir(), 'muster-older-'))
     const url = await createDatabase(name)
@@ -181,10 +183,13 @@ describe('usage without a price', function () {
           await client.query(`select sum(events)::int as events, sum(input_tokens)::int as input, sum(unpriced_input_tokens)::int as unpriced_input,
             sum(unpriced_output_tokens)::int as unpriced_output from usage_rollups where hour = '2026-05-01T10:00:00Z'`)
         ).rows[0]
-      const expected = { events: 4, input: 400, unpriced_input: 200, unpriced_output: 150 }
-      assert.deepEqual(await sums(), expected)
+      const all = { events: 4, input: 400 }
+      assert.deepEqual(await sums(), { ...all, unpriced_input: 100, unpriced_output: 0 })
       await client.query(`select fold_usage('proj_1', 10)`)
-      assert.deepEqual(await sums(), expected)
+      assert.deepEqual(await sums(), { ...all, unpriced_input: 100, unpriced_output: 0 })
+      const reprocessed = await muster(['reprocess', 'usage', '--json'], testEnvironment(url))
+      assert.equal(JSON.parse(reprocessed.stdout).rebuilt, 1, reprocessed.stderr)
+      assert.deepEqual(await sums(), { ...all, unpriced_input: 200, unpriced_output: 150 })
       await assert.rejects(
         client.query(`insert into folded_usage_rollups (project_id, hour, meter_type, model, ai_provider_id, agent_id, source,
           publisher_project_id, component, unit, shard, events, quantity, input_tokens, cached_tokens, cache_write_tokens, output_tokens, reasoning_tokens)

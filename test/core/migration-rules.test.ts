@@ -20,6 +20,12 @@ const ACCEPTED: Record<string, { faults: string[]; reason: string }> = {
     faults: ['index unfolded_usage_pkey of unfolded_usage is built under a lock'],
     reason: 'the table has the events of the last second',
   },
+  '0019_watched_turns': {
+    faults: ['cache_write_tokens', 'cached_tokens', 'input_tokens', 'output_tokens', 'quantity'].map(
+      name => `required column folded_usage_rollups.unpriced_${name} has no default`,
+    ),
+    reason: 'functions of the schema alone write the table: a fold by an earlier one fails and is repeated',
+  },
 }
 
 /** A table of the release before, and what depends on it. */
