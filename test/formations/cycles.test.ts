@@ -182,23 +182,43 @@ describe('formations with cycles', function () {
     assert.equal((await app.admin.get(`/ai-providers?project_id=${project_id}`)).body.total, 0)
   })
 
-  it('never make a tool without its guardrail, whatever the order', async () => {
-    const { key } = await app.project()
-    const made = await active(key, {
-      resources: {
-        Refund: {
-          type: 'tool',
-          properties: { name: 'refund', execute: { url: 'https://shop.example/' }, guardrail_ids: [{ ref: 'Limit' }] },
-        },
-        Limit: { type: 'guardrail', properties: { name: 'limit', class: 'D', context_tool_id: { ref: 'Refund' } } },
+  it('are refused where a property that restricts a resource would be set later', async () => {
+    const { key, id: project } = await app.project()
+    const execute = { url: 'https://shop.example/' }
+    const tool = (more: object) => ({ type: 'tool', properties: { name: 'refund', execute, ...more } })
+    const limit = (more: object) => ({ type: 'guardrail', properties: { name: 'limit', class: 'D', ...more } })
+    const templates: Record<string, object> = {
+      guardrail: {
+        Tool: tool({ guardrail_ids: [{ ref: 'Limit' }] }),
+        Limit: limit({ context_tool_id: { ref: 'Tool' } }),
       },
-    })
-    assert.deepEqual(await eventsOf(key, made.id), [
-      'create Limit succeeded',
-      'create Refund succeeded',
-      'update Limit succeeded',
-    ])
-    assert.deepEqual((await key.delete(`/formations/${made.id}`)).body, { success: true })
+      presets: {
+        Tool: tool({ preset_parameters: { other: { ref: 'Other' } } }),
+        Other: { type: 'tool', properties: { name: 'other', execute, preset_parameters: { tool: { ref: 'Tool' } } } },
+      },
+      policies: {
+        Key: { type: 'api_key', properties: { name: 'bounded', policy_ids: [{ ref: 'Policy' }] } },
+        Policy: {
+          type: 'policy',
+          properties: {
+            name: 'own key',
+            document: {
+              statement: [
+                { effect: 'Allow', action: ['agents:*'], resource: [{ sub: `srn:${project}:agent:\${Key}` }] },
+              ],
+            },
+          },
+        },
+      },
+    }
+    for (const [what, resources] of Object.entries(templates)) {
+      const { errors } = await createdBy(key, '/formations/validate', { template: { resources } }, 200)
+      assert.deepEqual(
+        errors.map(({ message }: any) => /^depend on each other, by properties that cannot be set later/.test(message)),
+        [true],
+        `${what} ${JSON.stringify(errors)}`,
+      )
+    }
   })
 
   it('are refused without a property that can be set later', async () => {

@@ -95,6 +95,23 @@ describe('bounds of templates', () => {
       },
       /^resources$/,
     ],
+    'resources of which each depends on all before it': [
+      {
+        resources: numbered(300, n => [
+          `R${n}`,
+          {
+            type: 'tool',
+            properties: {
+              name: `t${n}`,
+              type: 'client',
+              preset_parameters: { next: { ref: `R${(n + 1) % 300}` } },
+            },
+            depends_on: Array.from({ length: n }, (_, other) => `R${other}`),
+          },
+        ]),
+      },
+      /^resources$/,
+    ],
     '501 resources': [{ resources: numbered(501, n => [`R${n}`, store()]) }, /^resources$/],
     '201 parameters': [{ resources: {}, parameters: numbered(201, n => [`P${n}`, {}]) }, /^parameters$/],
     'several documents': ['resources: {}\n---\nresources: {}', /^$/],

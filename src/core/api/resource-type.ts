@@ -39,6 +39,11 @@ export type ResourceType<Row extends KindRow = any> = {
   moving: readonly string[]
   /** Interdependent properties: a change of one writes all declared ones. */
   together: readonly string[]
+  /**
+   * Properties that are set last where references of a template form a cycle. They may only add abilities, and never
+   * restrict the resource: it may be used without them, and with `retain` stays so after a failure.
+   */
+  later: readonly string[]
   /** Whether properties of `together` that are no longer declared are removed. */
   exhaustive: boolean
   /** Properties whose values are never returned and stored only encrypted. */
@@ -109,6 +114,7 @@ export function resourceType<Row extends KindRow>(
     replaced: [],
     moving: [],
     together: [],
+    later: [],
     exhaustive: false,
     writeOnly: [],
     attributes: {},

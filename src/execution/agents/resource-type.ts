@@ -6,6 +6,7 @@ import { AGENT_DEFAULTS, agentKind, type ToolBinding } from './model.ts'
 /** Agents of templates reference their tools, which are separate resources. */
 export const agentType = resourceType(agentKind, {
   defaults: AGENT_DEFAULTS,
+  later: ['tool_bindings'],
   check: ({ tool_bindings, provider_options }) => [
     ...((tool_bindings ?? []) as ToolBinding[]).flatMap(({ tool }, index): Problem[] =>
       tool === undefined

@@ -1,6 +1,5 @@
 import type { JsonObject } from '#core/api/flatten.ts'
 import { isIdOf, kinds } from '#core/api/kind.ts'
-import { eventLoopYielder } from '#core/base/event-loop.ts'
 import { ExactNumber } from '#core/base/exact-json.ts'
 import type { Services } from '#core/base/services.ts'
 import type { Caller } from '#core/iam/caller.ts'
@@ -8,7 +7,6 @@ import { isSameValue } from '../plans/live.ts'
 import type { FormationRow } from '../records/model.ts'
 import { cyclicReferences, deferredOrder, dependencyOrder, type PropertyReferences } from '../template/dependencies.ts'
 import { expressionOf } from '../template/expressions.ts'
-import { deferrableProperties } from '../types/deferrable.ts'
 import type { BuiltInType } from '../types/model.ts'
 import { isBelow } from '../types/properties.ts'
 import { idsIn, replaceIds } from './ids.ts'
@@ -32,7 +30,7 @@ export async function exportProject(
   const selected = await selectResources(services, caller, projectId, selection, allowFormation)
   const warnings: string[] = []
   const drafts = new Map(selected.map(each => [each.id, { ...each, ...draftOf(each) }]))
-  const { order, broken } = await orderDrafts(services, projectId, drafts)
+  const { order, broken } = orderDrafts(drafts)
   const names = new UniqueNames()
   const logical = new Map(order.map(id => [id, names.add(logicalIdOf(drafts.get(id) as SelectedResource))]))
   const parameters = new Parameters(names)
@@ -117,33 +115,17 @@ async function refusedProperties(
  * Sorts resources by their references. A deploy resolves a cycle by properties that it sets later; in another cycle, some references are
  * `broken`: they become parameters.
  */
-async function orderDrafts(
-  services: Services,
-  projectId: string,
-  drafts: ReadonlyMap<string, Draft>,
-): Promise<{ order: string[]; broken: Set<string> }> {
-  const yieldIfLong = eventLoopYielder()
-  const references = new Map<string, PropertyReferences[]>()
-  for (const [id, { properties }] of drafts)
-    references.set(
+function orderDrafts(drafts: ReadonlyMap<string, Draft>): { order: string[]; broken: Set<string> } {
+  const references = new Map(
+    [...drafts].map(([id, { type, properties }]): [string, PropertyReferences[]] => [
       id,
       Object.entries(properties).flatMap(([property, value]) => {
         const others = idsIn(JSON.stringify(value)).filter(other => other !== id && drafts.has(other))
-        return others.length > 0 ? [{ property, others, isDeferrable: false }] : []
+        return others.length > 0 ? [{ property, others, isDeferrable: type.declared.later.includes(property) }] : []
       }),
-    )
-  for (const id of (await deferredOrder(references, yieldIfLong)).cycle) {
-    const { type, properties, secrets } = drafts.get(id) as Draft
-    const given = { ...properties, ...Object.fromEntries(secrets.map(name => [name, 'hidden'])) }
-    const own = references.get(id) ?? []
-    const names = own.map(({ property }) => property as string)
-    const deferrable = await deferrableProperties(services, type, given, names, projectId)
-    references.set(
-      id,
-      own.map(each => ({ ...each, isDeferrable: deferrable.has(each.property as string) })),
-    )
-  }
-  const { deferred } = await deferredOrder(references, yieldIfLong)
+    ]),
+  )
+  const { deferred } = deferredOrder(references)
   const depends = new Map(
     [...references].map(([id, own]) => [
       id,

@@ -16,7 +16,6 @@ import {
 import { parseTemplate } from '../template/parse.ts'
 import { type Parameter, type ResourceDeclaration, TemplateShape } from '../template/shape.ts'
 import { MAX_BYTES } from '../template/yaml.ts'
-import { deferrableProperties } from '../types/deferrable.ts'
 import { findType } from '../types/find.ts'
 import type { TemplateType } from '../types/model.ts'
 import { isBelowAny, resolveProperties } from '../types/properties.ts'
@@ -166,8 +165,8 @@ async function compile(
   checkExpressions(outputs, 'outputs', names, problems, true)
   checkExpressions(metadata, 'metadata', names, problems, false)
   const known = { ...options, values, types }
-  await markDeferrable(services, new Map(resources), references, known, yieldIfLong)
-  const { order, deferred, cycle } = await deferredOrder(references, yieldIfLong)
+  await yieldIfLong()
+  const { order, deferred, cycle } = deferredOrder(references)
   if (cycle.length > 0)
     problems.push({
       code: 'CYCLE',
@@ -228,11 +227,13 @@ function typesOf(
 /** Returns the references of a resource, by its properties and as declared. Adds its problems. */
 function checkDependencies(
   id: string,
-  { properties = {}, depends_on = [] }: ResourceDeclaration,
+  { properties = {}, depends_on = [], ignore_fields = [] }: ResourceDeclaration,
   names: Names,
   problems: Problem[],
 ): PropertyReferences[] {
   const at = `resources.${id}`
+  const type = names.types.get(id)
+  const later = type && !type.registered ? type.declared.later : []
   const explicit = [depends_on].flat()
   explicit.forEach((other, index) => {
     if (!names.logicalIds.has(other)) problems.push(noResource(`${at}.depends_on[${index}]`, other))
@@ -243,37 +244,9 @@ function checkDependencies(
   }))
   return [...referenced, { property: null, others: explicit }].flatMap(({ property, others }) => {
     const existing = [...new Set(others)].filter(other => names.logicalIds.has(other))
-    return existing.length > 0 ? [{ property, others: existing, isDeferrable: false }] : []
+    const isDeferrable = property !== null && later.includes(property) && !ignore_fields.includes(property)
+    return existing.length > 0 ? [{ property, others: existing, isDeferrable }] : []
   })
-}
-
-/** Marks the references of resources in cycles that can be set later. */
-async function markDeferrable(
-  services: Services,
-  resources: ReadonlyMap<string, ResourceDeclaration>,
-  references: Map<string, PropertyReferences[]>,
-  known: Parameters<typeof exampleScope>[0] & { tenant: string },
-  yieldIfLong: () => Promise<void>,
-): Promise<void> {
-  const { cycle } = await deferredOrder(references, yieldIfLong)
-  for (const id of cycle) {
-    await yieldIfLong()
-    const { properties = {}, ignore_fields = [] } = resources.get(id) as ResourceDeclaration
-    const own = references.get(id) ?? []
-    const type = known.types.get(id)
-    const candidates = own.flatMap(({ property }) =>
-      property === null || ignore_fields.includes(property) ? [] : [property],
-    )
-    const { resolved } = type
-      ? await resolveProperties(services, type, properties, exampleScope(known), { at: '', complete: false })
-      : { resolved: new Map() }
-    const example = Object.fromEntries([...resolved].map(([name, { value }]) => [name, value]))
-    const deferrable = type ? await deferrableProperties(services, type, example, candidates, known.tenant) : new Set()
-    references.set(
-      id,
-      own.map(each => ({ ...each, isDeferrable: each.property !== null && deferrable.has(each.property) })),
-    )
-  }
 }
 
 /** Returns the parameters that conditions reference, and the problems of conditions. */

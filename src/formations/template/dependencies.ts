@@ -56,7 +56,7 @@ export function cyclicReferences(depends: ReadonlyMap<string, ReadonlySet<string
   return broken
 }
 
-/** References of one property of a resource to others; a null property cannot be set later. */
+/** References of one property of a resource to others; a null property is `depends_on`. */
 export type PropertyReferences = { property: string | null; others: readonly string[]; isDeferrable: boolean }
 
 export type DeferredOrder = {
@@ -67,47 +67,34 @@ export type DeferredOrder = {
   cycle: string[]
 }
 
-/**
- * Sorts resources, and in a cycle defers properties until there is an order: of the first resource of the cycle whose references in it
- * can all be deferred, otherwise of the first with some. At most one round for each resource, of time linear in the references.
- */
-export async function deferredOrder(
-  resources: ReadonlyMap<string, readonly PropertyReferences[]>,
-  yieldIfLong: () => Promise<void>,
-): Promise<DeferredOrder> {
-  const deferred = new Map<string, Set<string>>()
-  for (;;) {
-    await yieldIfLong()
-    const remaining = new Map(
-      [...resources].map(([id, references]) => [
-        id,
-        references.filter(({ property }) => property === null || !deferred.get(id)?.has(property)),
-      ]),
-    )
-    const othersOf = (references: readonly PropertyReferences[]) => references.flatMap(({ others }) => others)
-    const { order, cycle } = dependencyOrder(
-      new Map([...remaining].map(([id, references]) => [id, othersOf(references)])),
-    )
-    if (cycle.length === 0) return { order, deferred, cycle }
-    const core = cycleCore(new Map(cycle.map(id => [id, othersOf(remaining.get(id) ?? [])])))
-    const candidates = [...core].map(id => {
-      const within = (remaining.get(id) ?? []).filter(({ others }) => others.some(other => core.has(other)))
-      return {
-        id,
-        names: within.filter(({ isDeferrable }) => isDeferrable),
-        isWhole: within.every(each => each.isDeferrable),
-      }
-    })
-    const next = candidates.find(({ isWhole }) => isWhole) ?? candidates.find(({ names }) => names.length > 0)
-    if (!next) return { order, deferred, cycle: [...core] }
-    const names = next.names.map(({ property }) => property as string)
-    deferred.set(next.id, new Set([...(deferred.get(next.id) ?? []), ...names]))
-  }
+/** Sorts resources without the deferrable references of cycles. Linear in the number of references. */
+export function deferredOrder(resources: ReadonlyMap<string, readonly PropertyReferences[]>): DeferredOrder {
+  const all = dependencyOrder(othersIn(resources))
+  if (all.cycle.length === 0) return { order: all.order, deferred: new Map(), cycle: [] }
+  const core = coreOf(resources, all.cycle)
+  const isLater = (id: string, { isDeferrable, others }: PropertyReferences): boolean =>
+    isDeferrable && core.has(id) && others.some(other => core.has(other))
+  const rest = new Map(
+    [...resources].map(([id, references]) => [id, references.filter(each => !isLater(id, each))] as const),
+  )
+  const deferred = [...core].flatMap(id => {
+    const later = (resources.get(id) ?? []).filter(each => isLater(id, each))
+    return later.length > 0 ? [[id, new Set(later.map(({ property }) => property as string))] as const] : []
+  })
+  const { order, cycle } = dependencyOrder(othersIn(rest))
+  return { order, deferred: new Map(deferred), cycle: [...coreOf(rest, cycle)] }
 }
 
+const othersIn = (resources: ReadonlyMap<string, readonly PropertyReferences[]>): Map<string, string[]> =>
+  new Map([...resources].map(([id, references]) => [id, references.flatMap(({ others }) => others)]))
+
 /** Returns the resources of cycles, and of ways between them, without those that only depend on a cycle. */
-function cycleCore(depends: ReadonlyMap<string, readonly string[]>): ReadonlySet<string> {
-  const dependents = new Map([...depends.keys()].map(id => [id, [] as string[]]))
-  for (const [id, others] of depends) for (const other of others) dependents.get(other)?.push(id)
+function coreOf(
+  resources: ReadonlyMap<string, readonly PropertyReferences[]>,
+  cycle: readonly string[],
+): ReadonlySet<string> {
+  const dependents = new Map(cycle.map(id => [id, [] as string[]]))
+  for (const id of cycle)
+    for (const { others } of resources.get(id) ?? []) for (const other of others) dependents.get(other)?.push(id)
   return new Set(dependencyOrder(dependents).cycle)
 }
