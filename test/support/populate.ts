@@ -21,7 +21,11 @@ const ROUNDS = 5
 
 /** The record of a quota of requests changes with every request. */
 const ONE_WITH_SECRET = { type: 'webhook', cron: undefined, timezone: undefined, event_pattern: undefined }
-const FIXED: Record<string, Json> = { createQuota: { metric: 'tokens' }, createTrigger: ONE_WITH_SECRET }
+const FIXED: Record<string, Json> = {
+  createQuota: { metric: 'tokens' },
+  createTrigger: ONE_WITH_SECRET,
+  createSavedView: { view: 'traces' },
+}
 
 /**
  * Makes one of every kind there is in a project, by the creates and lists that the operations declare; returns the value

@@ -60,7 +60,7 @@ function messageOf(envelope: string, { BASE_URL, CONSOLE_ENABLED }: TemplateConf
   const place = event === 'webhooks.test' ? `webhooks/${resource_id}` : `events/${id}`
   return {
     title: truncateChars(oneLine(text(event)), MAX_TITLE),
-    facts: facts.map(([label, value]) => [label, truncateChars(value, MAX_VALUE)]),
+    facts: facts.map(([label, value]) => [label, truncateChars(oneLine(value), MAX_VALUE)]),
     resource: oneLine(`${text(resource_type)} ${text(resource_id)}`),
     project_id: text(project_id),
     timestamp: text(timestamp),

@@ -15,7 +15,7 @@ export const listNotesOfEndUser = (
 ): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     select n.id from session_notes n
-    where n.session_id in (select s.id from sessions s where s.actor_id = ${id}) and n.updated_at <= ${until}::timestamptz
+    where n.session_id in (select s.id from sessions s where s.actor_id = ${id}) and n.created_at <= ${until}::timestamptz
     limit ${limit}`)
 
 /** Deletes notes and returns their ids. */

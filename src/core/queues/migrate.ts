@@ -100,8 +100,8 @@ const loadMigrations = (files: string[]) =>
       const up = (builder: MigrationBuilder) => {
         if (!isTransactional) builder.noTransaction()
         // Building an index waits for older transactions, without delaying other work.
-        const waiting = isTransactional ? [] : ['set lock_timeout = 0']
-        const bounded = isTransactional ? [] : [`set lock_timeout = ${LOCK_WAIT_MS}`]
+        const waiting = isTransactional ? [] : ['set lock_timeout = 0', 'set statement_timeout = 0']
+        const bounded = isTransactional ? [] : [`set lock_timeout = ${LOCK_WAIT_MS}`, 'reset statement_timeout']
         for (const statement of [...waiting, ...statements, ...bounded]) builder.sql(statement)
       }
       return { id: file, filePaths: [file], actions: { up, down: false as const } }

@@ -14,7 +14,9 @@ type Listing = Pick<Context<any>, 'caller' | 'project' | 'page' | 'query' | 'db'
 
 /** Largest number of turns whose texts a list compares, and the bytes of these texts as they are stored. */
 const MAX_SEARCHED_TURNS = 50_000
-const MAX_SEARCHED_BYTES = 256 * 1024 * 1024
+const MAX_SEARCHED_BYTES = 64 * 1024 * 1024
+/** Longest text: a comparison may take time in proportion to it. */
+const MAX_TEXT = 200
 
 /** Schema of an amount in US dollars in a query. */
 const dollarsQuery = z.preprocess(
@@ -51,9 +53,14 @@ export const turnFilters = {
     ms => sql.fragment`extract(epoch from t.completed_at - t.started_at) * 1000 >= ${ms}::bigint`,
   ),
   text: columnFilter(
-    textFilter.describe(
-      `Part of the answer, or of the messages of the user that it answers, ignoring case. Requires \`generations:GetGeneration\` and \`traces:GetTrace\`; turns that the caller may not read, and content that is erased or not stored, do not match. Compares at most ${MAX_SEARCHED_TURNS.toLocaleString('en')} turns: narrow the time range if there are more.`,
-    ),
+    z
+      .string()
+      .min(1)
+      .max(MAX_TEXT)
+      .optional()
+      .describe(
+        `Part of the answer, or of the messages of the user that it answers, ignoring case. Requires \`generations:GetGeneration\` and \`traces:GetTrace\`; turns that the caller may not read, and content that is erased or not stored, do not match. Compares at most ${MAX_SEARCHED_TURNS.toLocaleString('en')} turns: narrow the time range if there are more.`,
+      ),
     () => null,
   ),
 } satisfies Filters
@@ -107,7 +114,7 @@ async function searchCondition(context: Listing, candidates: Fragment): Promise<
     raiseInvalid({
       code: 'INVALID_VALUE',
       path: 'text',
-      message: `would be compared with more than ${MAX_SEARCHED_TURNS} turns or 256 MB of texts: narrow from and to, or add other filters`,
+      message: `would be compared with more than ${MAX_SEARCHED_TURNS} turns or 64 MB of texts: narrow from and to, or add other filters`,
     })
   return allOf([
     rowsOf(context, generationKind, 'generations:GetGeneration', sql.fragment`t.id`),
