@@ -23,7 +23,13 @@ const fields = {
   query: SavedViewQuery,
 }
 
-const example = { view: 'traces', name: 'Failed today', query: { status: 'failed', time: 'day' } }
+// With a project: only users have saved views, who are bound to none.
+const example = {
+  project_id: 'proj_01k5p3vd7r9hj2x8m4qcw6tz0e',
+  view: 'traces',
+  name: 'Failed today',
+  query: { status: 'failed', time: 'day' },
+}
 
 export const SavedView = record('SavedView', {
   user_id: z.string().describe('ID of the user to whom the saved view belongs'),
