@@ -146,7 +146,7 @@ const schema: ObjectSchema = {
     template: { ...fields.properties?.template, title: texts.template, description: texts.templateText },
     mail_from: { type: 'string', title: texts.mailFrom, description: texts.mailFromText },
     mail_to: { type: 'array', items: { type: 'string' }, title: texts.mailTo },
-    secret_id: { type: 'string', title: texts.mailKey, description: texts.mailKeyText },
+    secret_id: { ...fields.properties?.secret_id, title: texts.mailKey, description: texts.mailKeyText },
   },
 }
 
