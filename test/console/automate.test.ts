@@ -339,7 +339,7 @@ describe('the console for automation', function () {
       await page.getByRole('button', { name: 'Adopt a resource' }).click()
       const dialog = page.getByRole('dialog')
       await dialog.getByLabel('Name in the template').fill('Helper')
-      await dialog.getByLabel('ID', { exact: true }).fill(id)
+      await dialog.getByRole('textbox', { name: 'ID' }).fill(id)
       await dialog.getByRole('button', { name: 'Adopt a resource' }).click()
       await page.getByRole('row', { name: new RegExp(`Helper agent .* ${id}`) }).waitFor()
       assert.deepEqual(problems, [])

@@ -189,7 +189,7 @@ describe('the playground in the console', function () {
     const release = async (button: string, percent: string) => {
       await page.getByRole('button', { name: button }).click()
       const dialog = page.getByRole('dialog')
-      await dialog.getByLabel('Canary percent').fill(percent)
+      await dialog.getByLabel('Share in percent').fill(percent)
       await page.keyboard.press('Enter')
       await page.getByText(`${percent} % of the callers get version 2`).waitFor()
     }
@@ -206,7 +206,7 @@ describe('the playground in the console', function () {
     assert.equal((await read()).active_release.canary_percent, 60)
     await confirm('Abort')
     assert.deepEqual([(await read()).instructions, (await read()).active_release], ['one', null])
-    await page.getByText('Version 3').waitFor()
+    await page.getByText('Version 3', { exact: true }).waitFor()
     await suite.app.admin.put(`/agents/${id}/release`, { stable_version: 1, canary_version: 2, canary_percent: 5 })
     await page.reload()
     await page.getByText('5 % of the callers get version 2').waitFor()

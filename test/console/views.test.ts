@@ -315,7 +315,7 @@ describe('the console in a browser', function () {
     const region = page.getByRole('region', { name: 'Version 1 to 2' })
     for (const text of ['instructions', 'one', 'two']) await region.getByText(text, { exact: true }).first().waitFor()
     await page.getByRole('button', { name: 'Restore' }).click()
-    await page.getByText('Version 3').waitFor()
+    await page.getByText('Version 3', { exact: true }).waitFor()
     assert.equal((await suite.app.admin.get(`/agents/${id}`)).body.instructions, 'one')
     assert.deepEqual(problems, [])
   })
