@@ -4,7 +4,7 @@ import { fieldsOfOperations } from './fields.ts'
 
 /** Forms of schemas and their inputs, which the overview does not show. */
 const FORMS =
-  /components\/((schema-form|form-or-json|record-form|command-form|key-form)\.tsx|(JsonInput|TagsInput|MultiSelect|NumberInput|Autocomplete)\/)/
+  /components\/((schema-form|form-or-json|record-form|command-form)\.tsx|(JsonInput|TagsInput|MultiSelect|NumberInput|Autocomplete)\/)/
 
 /** No inline script or style, and no address of a file that is not named by its content. */
 export default defineConfig({
