@@ -136,7 +136,7 @@ describe('the editors of orchestrations and workflows', function () {
     await connect(page, 'large', 'done')
     await focusOn(field(page, 'Label'))
     await choose(page, 'no')
-    await pressEnter(page.getByRole('button', { name: 'Show large' }))
+    await pressEnter(page.locator('#part-panel').getByRole('button', { name: 'Show large' }))
     await pressEnter(page.getByRole('button', { name: 'Edit large → ask' }))
     await focusOn(field(page, 'Label'))
     await page.keyboard.type('yes')

@@ -3,8 +3,8 @@ import { type FieldSchema, fieldLabel, inputOf, settled, type Values } from '#co
 import { isObject } from '#json.ts'
 import * as strings from '#strings.ts'
 
-/** How a field is edited: like in other forms, or as an expression, names with expressions, or a record by its name. */
-export type FieldInput = ReturnType<typeof inputOf> | 'expression' | 'mapping' | 'record' | 'records' | 'rules'
+/** How a field is edited: like in other forms, or as an expression, names with expressions, or rules. */
+export type FieldInput = ReturnType<typeof inputOf> | 'expression' | 'mapping' | 'rules'
 
 /** A field of a node or an edge. */
 export type Field = {

@@ -268,7 +268,6 @@ function SidePanel(props: EditorProps & { commands: Commands }) {
     kind,
     definition,
     findings,
-    records,
     unfinished,
     onUnfinished: (path: string, text: unknown) => {
       const others = Object.entries(unfinished).filter(([each]) => each !== path && !each.startsWith(`${path}[`))

@@ -157,17 +157,11 @@ function connect(definition: Values, from: string, to: string): Values | string 
 
 function nodeFields(_definition: Values, { type }: Values): Field[] {
   const own = NODE_TYPES[type as NodeTypeName]?.fields ?? []
-  const record = (name: string): Partial<Field> =>
-    name === 'memory_store_ids'
-      ? { input: 'records' }
-      : name.endsWith('_id') && name !== 'operation_id'
-        ? { input: 'record' }
-        : {}
   const more = [...COMMON_FIELDS, ...(TIMED.includes(String(type)) ? ['timeout'] : [])]
   // The input is all that some types have.
   const isFirst = (name: string) => name === 'input_mapping' && type !== 'condition' && type !== 'transform'
   return [
-    ...own.map(name => fieldOf(name, schemaOf(name), record(name))),
+    ...own.map(name => fieldOf(name, schemaOf(name))),
     ...more.map(name => fieldOf(name, schemaOf(name), { isMore: !isFirst(name) })),
   ]
 }

@@ -1,12 +1,12 @@
-import { Accordion, Group, List, MultiSelect, Select, Stack, Text } from '@mantine/core'
-import { useState } from 'react'
-import type { Choice } from '#choices.ts'
+import { Box, Button, Group, List, Paper, Stack, Text } from '@mantine/core'
+import { IconChevronDown } from '@tabler/icons-react'
+import { type ReactNode, useState } from 'react'
 import { enteredOf, entryOf, type inputOf, SchemaField, type Values } from '#components/schema-form.tsx'
 import { visible } from '#components/text.tsx'
 import * as strings from '#strings.ts'
 import { ExpressionField, MappingField, RulesField, type Unfinished, useEntry } from './expression.tsx'
 import { type Field, valueAt, withValue } from './fields.ts'
-import type { Available, Records } from './kind.ts'
+import type { Available } from './kind.ts'
 
 const texts = strings.editor
 
@@ -16,7 +16,6 @@ export type EditedPart = {
   /** Distinguishes unfinished texts of different parts. */
   path: string
   fields: Field[]
-  records: Records
   unfinished: Unfinished
   onUnfinished: (path: string, text: unknown) => void
   /** Changes the value of a field. */
@@ -33,7 +32,6 @@ export function PartForm(props: EditedPart) {
   const first = fields.filter(({ isMore }) => !isMore)
   const more = fields.filter(({ isMore }) => isMore)
   const isOpen = more.some(({ name }) => valueAt(part, name) !== undefined || errorOf(name) !== undefined)
-  const [open, setOpen] = useState<string | null>(isOpen ? 'more' : null)
   const values = new Map(
     fields
       .filter(({ input }) => input === 'expression' || input === 'mapping' || input === 'rules')
@@ -45,25 +43,42 @@ export function PartForm(props: EditedPart) {
       {first.map(field => (
         <PartField key={field.name} field={field} {...props} />
       ))}
-      <Accordion value={open} onChange={setOpen} variant="contained" radius="md">
-        {more.length > 0 && (
-          <Accordion.Item value="more">
-            <Accordion.Control>{texts.more}</Accordion.Control>
-            <Accordion.Panel>
-              <Stack gap="md">
-                {open === 'more' && more.map(field => <PartField key={field.name} field={field} {...props} />)}
-              </Stack>
-            </Accordion.Panel>
-          </Accordion.Item>
-        )}
-        {values.size > 0 && (
-          <Accordion.Item value="values">
-            <Accordion.Control>{texts.values}</Accordion.Control>
-            <Accordion.Panel>{open === 'values' && <ReadableValues values={[...values.values()]} />}</Accordion.Panel>
-          </Accordion.Item>
-        )}
-      </Accordion>
+      {more.length > 0 && (
+        <Folded title={texts.more} isOpen={isOpen}>
+          <Stack gap="md">
+            {more.map(field => (
+              <PartField key={field.name} field={field} {...props} />
+            ))}
+          </Stack>
+        </Folded>
+      )}
+      {values.size > 0 && (
+        <Folded title={texts.values}>
+          <ReadableValues values={[...values.values()]} />
+        </Folded>
+      )}
     </Stack>
+  )
+}
+
+/** A part that a button opens. */
+function Folded({ title, isOpen, children }: { title: string; isOpen?: boolean; children: ReactNode }) {
+  const [open, setOpen] = useState(isOpen === true)
+  return (
+    <Paper withBorder radius="md">
+      <Button
+        variant="subtle"
+        color="gray"
+        fullWidth
+        justify="space-between"
+        rightSection={<IconChevronDown size={16} style={open ? { rotate: '180deg' } : undefined} />}
+        aria-expanded={open}
+        onClick={() => setOpen(!open)}
+      >
+        {title}
+      </Button>
+      {open && <Box p="md">{children}</Box>}
+    </Paper>
   )
 }
 
@@ -127,22 +142,6 @@ function PartField({ field, ...edited }: { field: Field } & EditedPart) {
       }
       return input === 'rules' ? <RulesField {...list} transitions={field.choices ?? []} /> : <MappingField {...list} />
     }
-    case 'record':
-      return (
-        <RecordField
-          {...common}
-          error={error && visible(error)}
-          choices={edited.records[name.split('.').at(-1) ?? '']}
-        />
-      )
-    case 'records':
-      return (
-        <RecordsField
-          {...common}
-          error={error && visible(error)}
-          choices={edited.records[name.split('.').at(-1) ?? '']}
-        />
-      )
     default:
       return <PlainField {...common} field={field} input={input} error={error && visible(error)} />
   }
@@ -154,6 +153,12 @@ type FieldProps = {
   error?: string
   value: unknown
   onChange: (value: unknown) => void
+}
+
+/** Returns a value that the control of a text or a list of texts shows; undefined for others. */
+function fitting(input: Field['input'], value: unknown): unknown {
+  if (input === 'texts') return Array.isArray(value) ? value.filter(each => typeof each === 'string') : undefined
+  return input === 'text' && typeof value !== 'string' ? undefined : value
 }
 
 /** A field as in other forms. */
@@ -175,7 +180,8 @@ function PlainField({
   const isRequired = field.name === 'from' || field.name === 'to'
   const { text, change, isWrong } = useEntry<unknown>({
     ...entry,
-    textOf: value => entryOf(input, field.schema, value),
+    // A definition that is written as JSON may have any value.
+    textOf: value => entryOf(input, field.schema, fitting(input, value)),
     parse: text => {
       const problems: Record<string, string> = {}
       const value = enteredOf({ input, field: field.schema, isRequired }, text, field.name, problems)
@@ -201,67 +207,6 @@ function PlainField({
         error: isWrong ? (isRequired ? strings.form.required : strings.form.notJson) : error,
         required: isRequired,
       }}
-    />
-  )
-}
-
-/** The choices of a field, with records that only their ID names: the current ones, and the written text. */
-function withIds(choices: Choice[] | undefined, current: string[], written: string): Choice[] {
-  const known = choices ?? []
-  const ids = current.filter(id => !known.some(({ value }) => value === id))
-  const id = written.trim()
-  const isNew =
-    id !== '' &&
-    ![...known, ...ids.map(each => ({ value: each, label: each }))].some(
-      ({ value, label }) => value === id || label === id,
-    )
-  return [
-    ...known,
-    ...ids.map(value => ({ value, label: visible(value) })),
-    ...(isNew ? [{ value: id, label: texts.byId(visible(id)) }] : []),
-  ]
-}
-
-/** A record by its name, or by its ID if it is not listed. */
-function RecordField({ label, description, error, value, onChange, choices }: FieldProps & { choices?: Choice[] }) {
-  const [written, setWritten] = useState('')
-  const current = typeof value === 'string' ? value : null
-  const data = withIds(choices, current === null ? [] : [current], written)
-  return (
-    <Select
-      label={label}
-      description={description}
-      error={error}
-      data={data}
-      value={current}
-      onChange={next => onChange(next ?? undefined)}
-      searchable
-      searchValue={written}
-      onSearchChange={setWritten}
-      clearable
-      clearButtonProps={{ 'aria-label': strings.form.clear(label) }}
-      nothingFoundMessage={strings.nothingFound}
-      maxDropdownHeight={260}
-    />
-  )
-}
-
-/** Records by their names. */
-function RecordsField({ label, description, error, value, onChange, choices }: FieldProps & { choices?: Choice[] }) {
-  const [written, setWritten] = useState('')
-  const current = Array.isArray(value) ? value.filter(each => typeof each === 'string') : []
-  return (
-    <MultiSelect
-      label={label}
-      description={description}
-      error={error}
-      data={withIds(choices, current, written)}
-      value={current}
-      onChange={next => onChange(next.length > 0 ? next : undefined)}
-      searchable
-      searchValue={written}
-      onSearchChange={setWritten}
-      maxDropdownHeight={260}
     />
   )
 }

@@ -6,7 +6,7 @@ import { type Findings, placeOf } from '#graph/definition.ts'
 import { NodeTypeIcon } from '#graph/node-type.tsx'
 import * as strings from '#strings.ts'
 import { NameField, type Unfinished } from './expression.tsx'
-import { entriesOf, type GraphKind, keysOf, nodeOfKey, type Records, sourcesOf } from './kind.ts'
+import { entriesOf, type GraphKind, keysOf, nodeOfKey, sourcesOf } from './kind.ts'
 import { PartForm } from './part-form.tsx'
 
 const texts = strings.editor
@@ -19,7 +19,6 @@ export type PanelProps = {
   kind: GraphKind
   definition: Values
   findings: Findings
-  records: Records
   unfinished: Unfinished
   onUnfinished: (path: string, text: unknown) => void
 }

@@ -97,7 +97,7 @@ function nodeFields(definition: Values, state: Values): Field[] {
     ...(work === undefined && (kind === 'human' || terminal === true) ? [] : [dispatch('kind')]),
     ...(target
       ? [
-          dispatch(target, { input: 'record' }),
+          dispatch(target),
           ...(work === 'tool' ? [dispatch('operation_id')] : []),
           dispatch('input_mapping'),
           dispatch('payload_writes'),

@@ -48,7 +48,6 @@ export const editor = {
   rule: (count: number) => `Rule ${count}`,
   when: 'When',
   transition: 'Transition',
-  byId: (id: string) => `Use ID ${id}`,
   jsonLabel: 'Definition',
   jsonHelp: 'In step with the graph. Ctrl Space offers fields and values. Click a node to find it here.',
   ofInput: 'Input of the run',
