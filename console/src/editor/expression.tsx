@@ -74,8 +74,10 @@ const parseExpression = (text: string): unknown =>
 const completeValue =
   (values: readonly Available[]) =>
   (text: string, place: number): Completion | null => {
-    const [written, quote, name] = /("?)([\w.-]*)$/.exec(text.slice(0, place)) ?? ['', '', '']
-    const isInside = quote !== ''
+    let start = place
+    while (/[\w.-]/.test(text.charAt(start - 1))) start--
+    const name = text.slice(start, place)
+    const isInside = text[start - 1] === '"'
     const end = isInside && text[place] === '"' ? place + 1 : place
     const options = values
       .filter(each => each.name.includes(name) && each.name !== name)
@@ -84,7 +86,7 @@ const completeValue =
         label: each.name,
         about: visible(each.about),
       }))
-    return { begin: place - written.length, end, isOffered: name.length > 0, options }
+    return { begin: isInside ? start - 1 : start, end, isOffered: name.length > 0, options }
   }
 
 /** An expression as a text, with completion of the values that it can read. */
