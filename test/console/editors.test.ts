@@ -356,6 +356,50 @@ describe('the editors of orchestrations and workflows', function () {
     assert.deepEqual(problems, [])
   })
 
+  const unfinished = (page: Page) => page.getByRole('alert').getByText('1 field is not valid JSON')
+
+  it('gives an entry no other name while its value is unfinished', async () => {
+    const { id } = await make('/orchestrations', {
+      name: 'Unfinished',
+      nodes: [{ id: 'ask', type: 'human', prompt: 'Which?', input_mapping: { kind: 1 } }],
+      edges: [],
+    })
+    const { page, problems } = await open(`orchestrations/${id}`)
+    await page.getByRole('link', { name: 'Edit' }).click()
+    await node(page, 'ask').click()
+    const name = field(page, 'Input: name')
+    await field(page, 'Input: kind').fill('{"var":')
+    await unfinished(page).waitFor()
+    await name.fill('sort')
+    await name.press('Enter')
+    await page.getByText('Correct the value of this name first').waitFor()
+    await field(page, 'Input: kind').fill('{"var": "input.kind"}')
+    await unfinished(page).waitFor({ state: 'hidden' })
+    await name.press('Enter')
+    assert.equal(await field(page, 'Input: sort').inputValue(), '{"var": "input.kind"}')
+    assert.deepEqual(problems, [])
+  })
+
+  it('forgets unfinished texts of edges with a state', async () => {
+    const { id } = await make('/workflows', {
+      name: 'Unfinished',
+      states: [{ name: 'a', initial: true }, { name: 'b' }],
+      transitions: [{ name: 'go', from: ['a'], to: 'b' }],
+    })
+    const { page, problems } = await open(`workflows/${id}?tab=definition`)
+    await page.getByRole('link', { name: 'Edit' }).click()
+    await node(page, 'a').click()
+    await page.getByRole('button', { name: 'Edit go: a → b' }).click()
+    await field(page, 'Guard').fill('{"var":')
+    await unfinished(page).waitFor()
+    await node(page, 'b').focus()
+    await page.keyboard.press('Delete')
+    await unfinished(page).waitFor({ state: 'hidden' })
+    await page.getByRole('button', { name: 'Save' }).click()
+    await eventually(async () => (await read(`/workflows/${id}`)).states.length === 1)
+    assert.deepEqual(problems, [])
+  })
+
   it('completes the JSON from the schema and from what exists, and reports cycles and unknown targets', async () => {
     const { page, problems } = await open('orchestrations/new')
     await tab(page, 'JSON').click()

@@ -214,7 +214,11 @@ export function MappingField({ label, description, errorOf, value, onChange, pat
               label={texts.entryName(label)}
               isLabelHidden
               value={name}
-              problemOf={next => (next === '' ? strings.form.required : isUsed(next) ? texts.keyUsed : null)}
+              problemOf={next => {
+                if (next === '') return strings.form.required
+                if (isUsed(next)) return texts.keyUsed
+                return `${path}.${name}` in common.unfinished ? texts.valueFirst : null
+              }}
               onChange={next => set(entries.map(([each, kept]) => [each === name ? next : each, kept]))}
             />
             <ExpressionField

@@ -76,8 +76,10 @@ function useCommands({ kind, editor, text, unfinished, onUnfinished }: EditorPro
     else if (tab !== 'json' || isByKeyboard) setTab('part')
     isFocused.current = isByKeyboard
   }
-  const forget = (prefix: string) =>
-    onUnfinished(Object.fromEntries(Object.entries(unfinished).filter(([path]) => !path.startsWith(prefix))))
+  const forget = (...prefixes: string[]) => {
+    const kept = Object.entries(unfinished).filter(([path]) => !prefixes.some(prefix => path.startsWith(prefix)))
+    onUnfinished(Object.fromEntries(kept))
+  }
   const connect = (from: string, to: string, isByKeyboard = false) => {
     setConnecting(null)
     if (!isValid) return
@@ -114,7 +116,8 @@ function useCommands({ kind, editor, text, unfinished, onUnfinished }: EditorPro
     remove(name: string) {
       if (!isValid) return
       edit(removeNode(kind, definition, name))
-      forget(`node ${name}.`)
+      // Its edges are removed with it: places of later edges change.
+      forget(`node ${name}.`, 'edge ')
       setNotice(texts.removed(visible(name)))
       select(null)
       canvas.current?.focus()

@@ -31,6 +31,7 @@ export const editor = {
   keyHelp: '1 to 128 letters, digits, _ and -',
   nameHelp: '1 to 255 characters',
   keyUsed: 'This name is used already',
+  valueFirst: 'Correct the value of this name first',
   remove: (what: string) => `Remove ${what}`,
   outgoing: 'Leads to',
   noEdges: 'Nowhere yet',
