@@ -18,12 +18,29 @@ describe('texts of tenants in the console', () => {
       Array.from({ length: 500 }, (_, level) => `${'  '.repeat(level)}- a`).join('\n'),
       Array.from({ length: 50 }, (_, level) => `${'\t'.repeat(level)}* a`).join('\n'),
       '![a]('.repeat(10_000),
+      `${'a|'.repeat(1300)}\n${'-|'.repeat(1300)}\n${'a\n'.repeat(1300)}`,
+      `> ${'a|'.repeat(1300)}\r> ${':-:|'.repeat(1300)}\r${'> a\r'.repeat(1300)}`,
+      `1. ${'|'.repeat(1300)}\n   ${'|-'.repeat(1299)}|\n${'   a\n'.repeat(1300)}`,
     ])
       assert.equal(isCostlyMarkdown(text), true, text.slice(0, 20))
-    for (const text of ['> > a\n- b\n  - c', '-'.repeat(80), `${' '.repeat(60)}code`, '| --- | --- |\n'.repeat(100)])
+    const TABLE = `| a | b |\n| --- | --- |\n${'| 1 | 2 |\n'.repeat(2000)}`
+    for (const text of [
+      '> > a\n- b\n  - c',
+      '-'.repeat(80),
+      `${' '.repeat(60)}code`,
+      '| --- | --- |\n'.repeat(100),
+      TABLE,
+    ])
       assert.equal(isCostlyMarkdown(text), false, text.slice(0, 20))
     const start = performance.now()
-    for (const text of [' '.repeat(30_000), '>\n'.repeat(15_000), '\t'.repeat(30_000)]) isCostlyMarkdown(text)
+    for (const text of [
+      ' '.repeat(30_000),
+      '-|'.repeat(15_000),
+      '-|\n'.repeat(10_000),
+      '>\n'.repeat(15_000),
+      '\t'.repeat(30_000),
+    ])
+      isCostlyMarkdown(text)
     assert.ok(performance.now() - start < 1000)
   })
 })

@@ -16,5 +16,19 @@ const MARKDOWN_MAX = 30_000
 /** Twenty levels of quotes or lists: parsing costs the cube of the levels, and thousands exceed the stack. */
 const NESTED = /^(?:[ \t]*(?:>[ \t]*|(?:[-+*]|\d{1,9}[.)])[ \t]+){20}|(?:\t| {4}){10}[ \t]*(?:[-+*>]|\d{1,9}[.)]))/m
 
+/** Cells that rows of one table may have: each row is filled up to the columns of the delimiter row. */
+const CELLS_MAX = 5000
+const DELIMITERS = /^[-:|>+*.)\d \t]+$/
+
+/** The most cells that a table of a Markdown text can have. */
+function cellsOf(text: string): number {
+  const lines = text.split(/[\r\n]/)
+  const columns = lines
+    .filter(line => line.includes('|') && DELIMITERS.test(line))
+    .map(line => line.split(/-+/).length - 1)
+  return Math.max(0, ...columns) * lines.length
+}
+
 /** Whether parsing a Markdown text could block the page. */
-export const isCostlyMarkdown = (text: string): boolean => text.length > MARKDOWN_MAX || NESTED.test(text)
+export const isCostlyMarkdown = (text: string): boolean =>
+  text.length > MARKDOWN_MAX || NESTED.test(text) || cellsOf(text) > CELLS_MAX
