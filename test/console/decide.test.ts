@@ -325,6 +325,7 @@ describe('decisions in the console', function () {
     await page.keyboard.press('Enter')
     await card(page).getByText('not ours').waitFor()
     await go(page, at('start'))
+    await page.getByText('You may not see this').waitFor()
     await page.getByRole('article').waitFor({ state: 'detached' })
     await endUndo(page)
     assert.equal((await decided(approval, 'rejected')).resolution_reason, 'not ours')

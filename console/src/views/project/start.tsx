@@ -22,7 +22,7 @@ import { api, every, POLL_MS } from '#api.ts'
 import { KeyForm } from '#components/key-form.tsx'
 import { Page } from '#components/page.tsx'
 import { ProviderForm } from '#components/provider-form.tsx'
-import { FailureAlert, Loading, Notice } from '#components/states.tsx'
+import { FailureAlert, Loading, Notice, Refused } from '#components/states.tsx'
 import { CopyText, TextButton, visible } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
 import { type Operation, usePermissions, useProjectId } from '#projects.ts'
@@ -38,12 +38,15 @@ type First = { data: unknown[] } | null
 /** The first record of each list that a step depends on; null if the user may not see it. */
 function useFirst<T extends { data: unknown[] }>(
   name: string,
+  operation: Operation,
   read: (args: { project_id: string; limit: number }, signal: AbortSignal) => PromiseLike<T>,
 ) {
   const projectId = useProjectId()
+  const mayRead = usePermissions(projectId)(operation)
   return useQuery<T | null>({
-    queryKey: ['start', name, projectId],
-    queryFn: async ({ signal }) => read({ project_id: projectId, limit: 1 }, signal),
+    queryKey: ['start', name, projectId, mayRead],
+    queryFn: async ({ signal }) => (mayRead ? read({ project_id: projectId, limit: 1 }, signal) : null),
+    enabled: mayRead !== undefined,
     refetchInterval: every(POLL_MS),
   })
 }
@@ -58,22 +61,27 @@ export function Start() {
   const [providerForm, provider] = useDisclosure()
   const [keyForm, key] = useDisclosure()
   const [isHidden, setHidden] = useState(hidden.has(projectId))
-  const providers = useFirst('providers', (args, signal) => listAiProviders(api, args, { signal }).page())
-  const agents = useFirst('agents', (args, signal) => listAgents(api, args, { signal }).page())
-  const replies = useFirst('replies', (args, signal) =>
+  const providers = useFirst('providers', listAiProviders, (args, signal) =>
+    listAiProviders(api, args, { signal }).page(),
+  )
+  const agents = useFirst('agents', listAgents, (args, signal) => listAgents(api, args, { signal }).page())
+  const replies = useFirst('replies', listGenerations, (args, signal) =>
     listGenerations(api, { ...args, status: ['completed'] }, { signal }).page(),
   )
+  const mayListKeys = isAllowed(listProjectKeys)
   const keys = useQuery({
-    queryKey: ['start', 'keys', projectId],
+    queryKey: ['start', 'keys', projectId, mayListKeys],
     queryFn: async ({ signal }) => {
+      if (!mayListKeys) return []
       const { data } = await listProjectKeys(api, { limit: 100 }, { signal }).page()
       return data.filter(({ project_id }) => project_id === projectId)
     },
+    enabled: mayListKeys !== undefined,
     refetchInterval: every(POLL_MS),
   })
-  const documents = useFirst('documents', (args, signal) => listDocuments(api, args, { signal }).page())
-  const tools = useFirst('tools', (args, signal) => listTools(api, args, { signal }).page())
-  const webhooks = useFirst('webhooks', (args, signal) => listWebhooks(api, args, { signal }).page())
+  const documents = useFirst('documents', listDocuments, (args, signal) => listDocuments(api, args, { signal }).page())
+  const tools = useFirst('tools', listTools, (args, signal) => listTools(api, args, { signal }).page())
+  const webhooks = useFirst('webhooks', listWebhooks, (args, signal) => listWebhooks(api, args, { signal }).page())
 
   const agentId = (agents.data?.data[0] as { id: string } | undefined)?.id ?? 'AGENT_ID'
   const curl = `curl '${base_url}/api/v1/agents/${agentId}/generate?wait=true' \\
@@ -170,6 +178,13 @@ console.log(turn.output.content)`
     },
   ]
   const done = steps.filter(({ isDone }) => isDone).length
+  const refused = [listAiProviders, listAgents, listGenerations].find(operation => isAllowed(operation) === false)
+  if (refused)
+    return (
+      <Page title={strings.nav.start} intro={texts.intro}>
+        <Refused operation={refused} />
+      </Page>
+    )
   const isKnown = [providers, agents, replies, keys].every(({ data, error }) => data !== undefined || error)
   const failure = [providers, agents, replies].find(({ error }) => error)?.error
   return (
