@@ -24,7 +24,10 @@ export default defineConfig({
         codeSplitting: {
           groups: [
             { name: 'shared', test: id => !FORMS.test(id), minShareCount: 20, priority: 1 },
-            { name: 'parts', test: /components\/((failing-checks|meter|pause)\.tsx|(Checkbox|PasswordInput)\/)/ },
+            {
+              name: 'parts',
+              test: /components\/((failing-checks|figures|meter|pause)\.tsx|(Checkbox|PasswordInput)\/)/,
+            },
             { name: 'forms', test: FORMS },
           ],
         },

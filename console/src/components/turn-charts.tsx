@@ -67,6 +67,7 @@ function useSeries<Figures>(
   read: (range: Range, signal: AbortSignal) => Promise<Series<Figures>>,
   period: Period,
   agentId: string | undefined,
+  isEmpty: (totals: Figures) => string | null,
 ): { now: UseQueryResult<Series<Figures>>; before: Series<Figures> | undefined } {
   const projectId = useProjectId()
   const enabled = usePermissions(projectId)(operation) === true
@@ -87,6 +88,8 @@ function useSeries<Figures>(
   })
   const before = useQuery({
     ...shared,
+    // Charts are shown only where there are figures to compare.
+    enabled: enabled && now.data !== undefined && isEmpty(now.data.totals) === null,
     queryKey: [...queryKey, 'before'],
     queryFn: ({ signal }) => read(readRange(WEEK_MS), signal),
     staleTime: BEFORE_STALE_MS,
@@ -163,6 +166,9 @@ const USAGE_MEASURES: Measure<UsagePoint>[] = [
       unpriced_tokens > 0 ? texts.unpriced(count(unpriced_tokens), strings.usage.share(unpriced_share)) : null,
   },
 ]
+
+const noTurns = ({ turns }: TurnPoint) => (turns === 0 ? texts.noTurns : null)
+const noUsage = ({ event_count }: UsagePoint) => (event_count === 0 ? texts.noUsage : null)
 
 /** Lines of a measure, each followed by its values a week before. */
 function linesOf<Figures>(
@@ -312,8 +318,8 @@ export default function TurnCharts({ agentId }: { agentId?: string }) {
   const isAllowed = usePermissions(useProjectId())
   const { filters, setFilters } = useFilters()
   const period = (Object.keys(PERIODS) as Period[]).find(each => each === filters.period) ?? 'week'
-  const turns = useSeries('turns', getGenerationStatistics, readTurns, period, agentId)
-  const usage = useSeries('usage', getUsageTimeseries, readUsage, period, agentId)
+  const turns = useSeries('turns', getGenerationStatistics, readTurns, period, agentId, noTurns)
+  const usage = useSeries('usage', getUsageTimeseries, readUsage, period, agentId, noUsage)
   const [hasTurns, hasUsage] = [isAllowed(getGenerationStatistics), isAllowed(getUsageTimeseries)]
   if (!hasTurns && !hasUsage) return null
   const shown = { isTable: filters.chart === 'table', isDaily: PERIODS[period].interval === 'day' }
@@ -344,7 +350,7 @@ export default function TurnCharts({ agentId }: { agentId?: string }) {
           measures={TURN_MEASURES}
           operation={getGenerationStatistics}
           series={turns}
-          isEmpty={({ turns }) => (turns === 0 ? texts.noTurns : null)}
+          isEmpty={noTurns}
           {...shown}
         />
       )}
@@ -353,7 +359,7 @@ export default function TurnCharts({ agentId }: { agentId?: string }) {
           measures={USAGE_MEASURES}
           operation={getUsageTimeseries}
           series={usage}
-          isEmpty={({ event_count }) => (event_count === 0 ? texts.noUsage : null)}
+          isEmpty={noUsage}
           {...shown}
         />
       )}
