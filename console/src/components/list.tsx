@@ -45,7 +45,14 @@ type ListState<Row> = {
 export function useList<Row>(
   key: readonly unknown[],
   read: (filters: Filters, bounds: { limit: number; offset: number }, signal: AbortSignal) => Promise<PageOf<Row>>,
-  { pollMs, enabled }: { pollMs?: number | ((rows: Row[]) => number | undefined); enabled?: boolean } = {},
+  {
+    pollMs,
+    ...options
+  }: {
+    pollMs?: number | ((rows: Row[]) => number | undefined)
+    enabled?: boolean
+    refetchOnWindowFocus?: boolean
+  } = {},
 ): ListState<Row> {
   const { filters, setFilters } = useFilters()
   const offset = (pageOf(filters) - 1) * PAGE_ROWS
@@ -57,7 +64,7 @@ export function useList<Row>(
       const ms = typeof pollMs === 'function' ? pollMs(query.state.data?.data ?? []) : pollMs
       return ms ? every(ms)(query) : false
     },
-    enabled,
+    ...options,
   })
   return { query, filters, setFilters }
 }

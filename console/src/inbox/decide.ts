@@ -63,7 +63,7 @@ function stopWaiting(key: number): boolean {
  */
 export function useDecisions(projectId: string) {
   const cache = useQueryClient()
-  const queryKey = ['decisions', projectId]
+  const queryKey = ['approval-decisions', projectId]
   const none: Decisions = { pending: [], refused: [] }
   const { data: decisions } = useQuery<Decisions>({
     queryKey,

@@ -119,6 +119,7 @@ function PurgeCounts({ actorId }: { actorId: string }) {
     queryFn: async ({ signal }) =>
       (await purgeActorContent(api, { actor_id: actorId, dry_run: true }, { signal })) as ActorPurgeDryRun,
     gcTime: 0,
+    refetchOnWindowFocus: false,
   })
   return (
     <Loaded query={query}>
@@ -136,7 +137,7 @@ function PurgeCounts({ actorId }: { actorId: string }) {
   )
 }
 
-function Account({ overview: { actor, last_seen_at } }: { overview: ActorOverview }) {
+function Account({ overview: { actor, last_seen_at, notes } }: { overview: ActorOverview }) {
   const isAllowed = usePermissions(actor.project_id)
   return (
     <Section title={texts.one}>
@@ -144,6 +145,7 @@ function Account({ overview: { actor, last_seen_at } }: { overview: ActorOvervie
         facts={[
           [texts.externalId, actor.external_id && <span className="mono">{visible(actor.external_id)}</span>],
           [texts.lastSeen, last_seen_at && <When key="seen" at={last_seen_at} />],
+          [texts.notes, notes?.toLocaleString()],
           [strings.created, <When key="created" at={actor.created_at} />],
         ]}
       />

@@ -112,7 +112,7 @@ function EndUserField({ projectId }: { projectId: string }) {
   const [search, setSearch] = useState('')
   const [typed] = useDebouncedValue(search, TYPING_MS)
   const chosen = useQuery({
-    queryKey: ['actor', filters.actor],
+    queryKey: ['actor', filters.actor, 'record'],
     queryFn: async ({ signal }) => getActor(api, { actor_id: filters.actor as string }, { signal }),
     enabled: Boolean(filters.actor) && isAllowed(getActor) === true,
   })
@@ -220,7 +220,7 @@ export function Traces() {
     async (wanted, bounds, signal) =>
       listGenerations(api, { project_id: projectId, ...filterArgs(wanted), ...bounds }, { signal }).page(),
     // A search for a text reads the texts of all turns that it may find.
-    { pollMs: filters.text ? undefined : POLL_MS },
+    filters.text ? { refetchOnWindowFocus: false } : { pollMs: POLL_MS },
   )
   const columns = generationColumns(projectId)
   return (
