@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
 import { voidStatement } from '#core/db/sql.ts'
+import { cloneableNames } from '#identity/projects/clone.ts'
+import { projectCopy } from '../../console/src/strings/improve.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { allowing } from '../support/oauth.ts'
 import { postedBy } from '../support/replies.ts'
@@ -460,6 +462,7 @@ describe('rules, feedback, chains and copies in the console', function () {
   })
 
   it('clone a project with the chosen kinds, and export a template with a list of the omitted', async () => {
+    assert.deepEqual(Object.keys(projectCopy.kinds).toSorted(), cloneableNames().toSorted())
     const { page, problems } = await open('copy')
     await focusOn(page.getByLabel('Name of the new project'))
     await page.keyboard.type('Atlas copy')
