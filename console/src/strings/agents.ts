@@ -12,7 +12,6 @@ export const agents = {
   providerField: 'Provider',
   temperature: 'Temperature',
   maxSteps: 'Largest number of steps',
-  maxOutput: 'Largest output in tokens',
   form: 'Form',
   jsonHelp: 'Only fields that differ are sent.',
   defaultModel: 'Default of the provider',

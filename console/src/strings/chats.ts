@@ -38,7 +38,6 @@ export const routes = {
   empty: 'No model route yet',
   emptyText: 'A route lists providers with models. A call goes to the first, and to the next one if that fails.',
   create: 'New model route',
-  one: 'Model route',
   targets: 'Targets',
   targetsHelp: 'A call tries them in this order.',
   target: 'Target',

@@ -20,8 +20,6 @@ export const sessions = {
   status: { open: 'Open', closed: 'Closed', expired: 'Expired' } as Record<string, string>,
   operator: 'A person answers',
   answers: (name: string) => `${name} answers`,
-  inCharge: 'In charge',
-  nobody: 'The agent',
   attention: 'Needs a person',
   replying: 'Replying',
   takeOver: 'Take over',
