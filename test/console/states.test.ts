@@ -5,8 +5,8 @@ import { eventually } from '../support/app.ts'
 import { startProcess } from '../support/processes.ts'
 import { consoleSuite, go } from './support.ts'
 
-/** What the frame of the console reads: who the user is, and what the user may see. */
-const FRAME = /\/api\/v1\/(users\/me|projects\?)/
+/** What the frame of the console reads: who the user is, what the user may see, and how much waits for the user. */
+const FRAME = /\/api\/v1\/(users\/me|projects\?|.*\/activity\b|.*[?&]limit=1(&|$))/
 const FAILURES = [
   { status: 500, code: 'INTERNAL_ERROR' },
   { status: 403, code: 'FORBIDDEN' },
