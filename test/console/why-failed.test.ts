@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import type { Page } from 'playwright-core'
+import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
 import { createdBy, postedBy } from '../support/replies.ts'
 import { scriptOf } from '../support/scripts.ts'
@@ -37,8 +38,7 @@ describe('why turns failed, in the console', function () {
   const rows = (page: Page) => page.getByRole('table', { name: 'Traces' }).locator('tbody tr')
   const endUser = (page: Page) => page.locator('input[aria-label="End user"]')
   /** Waits until the filter by end user shows a text. */
-  const chosen = (page: Page, text: string) =>
-    page.waitForFunction(`document.querySelector('input[aria-label="End user"]').value === ${JSON.stringify(text)}`)
+  const chosen = (page: Page, text: string) => eventually(async () => (await endUser(page).inputValue()) === text)
   const turn = async (prompt: string) => {
     const { body } = await suite.app.admin.post(`/agents/${suite.app.agentId}/generate?wait=true`, { prompt })
     return body.id ?? body.error.meta.generation_id
@@ -46,9 +46,7 @@ describe('why turns failed, in the console', function () {
   /** Waits until the list shows these turns only. */
   const shows = async (page: Page, ids: string[]) => {
     for (const id of ids) await rows(page).filter({ hasText: id }).waitFor()
-    await page.waitForFunction(
-      `document.querySelectorAll('table[aria-label=Traces] tbody tr').length === ${ids.length}`,
-    )
+    await eventually(async () => (await rows(page).count()) === ids.length)
   }
 
   before(async () => {
@@ -74,7 +72,7 @@ describe('why turns failed, in the console', function () {
     await pressEnter(cause)
     await heading(page, 'Traces')
     await rows(page).filter({ hasText: failed }).waitFor()
-    await page.waitForFunction(`document.querySelectorAll('table[aria-label=Traces] tbody tr').length === 2`)
+    await eventually(async () => (await rows(page).count()) === 2)
     assert.equal(await page.getByLabel('Error code').inputValue(), 'AI_PROVIDER_ERROR')
     assert.equal(await page.getByLabel('Started until').isVisible(), true)
     await pressEnter(rows(page).filter({ hasText: failed }).getByRole('link', { name: 'Helper' }))
@@ -127,6 +125,19 @@ describe('why turns failed, in the console', function () {
     assert.deepEqual(problems, [])
   })
 
+  it('opens an end user whose turns are filtered, and goes back to these', async () => {
+    const { page, problems } = await openAs(`traces?actor=${actor.id}`)
+    await chosen(page, 'Ada (crm-7)')
+    await shows(page, [answered])
+    await pressEnter(rows(page).getByRole('link', { name: 'Ada' }))
+    await heading(page, 'Ada')
+    await page.getByText('Last message').waitFor()
+    await page.goBack()
+    await chosen(page, 'Ada (crm-7)')
+    await shows(page, [answered])
+    assert.deepEqual(problems, [])
+  })
+
   it('offers no text to a user who may not read content, and finds an end user by the ID alone without permission', async () => {
     const { page, problems } = await openAs('traces', ['projects:GetProject', 'generations:ListGenerations'])
     await rows(page).filter({ hasText: failed }).waitFor()
@@ -176,7 +187,7 @@ describe('why turns failed, in the console', function () {
     assert.equal(new URL(page.url()).searchParams.get('error'), 'AI_PROVIDER_ERROR')
     // The same name with other filters replaces them.
     await go(page, at('traces?status=failed'))
-    await page.waitForFunction(`document.querySelector('[aria-label="Error code"]').value === ''`)
+    await eventually(async () => (await page.getByLabel('Error code').inputValue()) === '')
     await openMenu()
     await pressEnter(item('Save these filters'))
     await dialog.getByLabel('Name').fill('Provider failures')

@@ -31,6 +31,7 @@ type Dialog = 'save' | 'rename' | 'delete'
 export function SavedViews({ view }: { view: string }) {
   const projectId = useProjectId()
   const query = filtersOf(useFilters().filters)
+  const hasFilters = textOf(query) !== '[]'
   const [isOpen, setIsOpen] = useState(false)
   const [dialog, setDialog] = useState<Dialog>()
   const stale = [['saved-views', projectId, view]]
@@ -47,7 +48,8 @@ export function SavedViews({ view }: { view: string }) {
   const form = { view, query, saved, stale, onDone: close }
   return (
     <>
-      <Menu opened={isOpen} onChange={setIsOpen} position="bottom-start">
+      {/* A placeholder for the first focus would be a child of the menu that is no item. */}
+      <Menu opened={isOpen} onChange={setIsOpen} position="bottom-start" withInitialFocusPlaceholder={false}>
         <Menu.Target>
           <Button variant="default" leftSection={<IconBookmark size={16} />}>
             {texts.title}
@@ -69,7 +71,13 @@ export function SavedViews({ view }: { view: string }) {
             </Menu.Item>
           ))}
           <Menu.Divider />
-          <Menu.Item disabled={textOf(query) === '[]'} onClick={() => setDialog('save')}>
+          {/* It can have the focus, without which Escape would not close a menu of this item alone. */}
+          <Menu.Item
+            aria-disabled={hasFilters ? undefined : true}
+            c={hasFilters ? undefined : 'dimmed'}
+            closeMenuOnClick={hasFilters}
+            onClick={() => hasFilters && setDialog('save')}
+          >
             {texts.save}
           </Menu.Item>
           {current && (
