@@ -46,12 +46,7 @@ export async function migrate(
   const client = new DatabaseClient({ connectionString: databaseUrl, application_name: 'muster migrate' })
   await client.connect()
   try {
-    const { rows } = await client.query(`select pg_try_advisory_lock(${MIGRATION_LOCK}) as locked`)
-    if (!rows[0].locked) {
-      options.onWait?.()
-      await client.query(`set lock_timeout = ${Math.max(1, lockTimeoutMs)}`)
-      await client.query(`select pg_advisory_lock(${MIGRATION_LOCK})`)
-    }
+    await lockMigrations(client, lockTimeoutMs, options.onWait)
     await client.query(`set lock_timeout = ${LOCK_WAIT_MS}`)
     await requireCurrentRelease(
       async () => (await client.query('select name, release from breaking_migrations order by name')).rows,
@@ -75,6 +70,21 @@ export async function migrate(
     return ran.map(migration => migration.name)
   } finally {
     await client.end()
+  }
+}
+
+/**
+ * Acquires the lock of migrations. Polls: a statement that waits for it would have a snapshot, for whose end the build of an
+ * index by the holder of the lock waits.
+ */
+async function lockMigrations(client: DatabaseClient, timeoutMs: number, onWait?: () => void): Promise<void> {
+  const deadline = performance.now() + timeoutMs
+  for (let polls = 0; ; polls++) {
+    const { rows } = await client.query(`select pg_try_advisory_lock(${MIGRATION_LOCK}) as locked`)
+    if (rows[0].locked) return
+    if (performance.now() > deadline) throw new Error(`another process has migrated for ${timeoutMs / 1000} s`)
+    if (polls === 0) onWait?.()
+    await sleep(PAUSE_MS)
   }
 }
 
