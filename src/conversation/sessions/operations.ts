@@ -54,7 +54,6 @@ import {
   SessionAssignees,
   SessionGenerateInput,
   SessionInput,
-  SessionMessage,
   SessionMessageInput,
   SessionMessageListed,
   SessionMessageStored,
@@ -209,7 +208,7 @@ const operatorMessageOperation = itemOperation(sessionKind, {
   internal: true,
   mcp: true,
   body: OperatorMessageInput,
-  answers: { 201: SessionMessage, 200: SessionMessage },
+  answers: { 201: SessionMessageListed, 200: SessionMessageListed },
   raises: [
     'FILE_NOT_FOUND',
     'MEDIA_NOT_ACCEPTED',
