@@ -497,6 +497,12 @@ export const resourcesOf = (name: string, projectId: string): Record<string, Cas
     ],
     drift: { description: 'drifted' },
   },
+  PreparedReply: {
+    type: 'prepared_reply',
+    properties: { name: 'Greeting', text: 'Hello {{customer_name}}' },
+    changes: [{ name: 'Welcome' }, { text: 'Welcome' }],
+    drift: { text: 'drifted' },
+  },
   Quota: {
     type: 'quota',
     properties: {

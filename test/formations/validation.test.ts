@@ -157,6 +157,12 @@ const refusedBodies = (ids: Json): Refused[] => [
     properties: { name: 't', type: 'manual', cron: '* * * * *', target_type: 'agent', target_id: ids.agent },
     path: 'cron',
   },
+  {
+    type: 'prepared_reply',
+    route: 'prepared-replies',
+    properties: { name: '', text: 'hello' },
+    path: 'name',
+  },
   { type: 'webhook', properties: { name: 'w', url: 'ftp://example.com/', events: ['*'] }, path: 'url' },
   { type: 'workflow', properties: { name: 'w', states: [state('a')], transitions: [] }, path: 'states' },
   {
