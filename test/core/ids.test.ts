@@ -76,6 +76,9 @@ const PREFIXES: Record<string, string> = {
   exception: 'exc',
   feedback: 'fb',
   formation: 'form',
+  prepared_reply: 'prep',
+  saved_view: 'view',
+  session_note: 'snote',
 }
 
 describe('ids', () => {
