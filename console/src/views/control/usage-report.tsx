@@ -13,6 +13,7 @@ import { Suspense } from 'react'
 import { api, every } from '#api.ts'
 import { FormButton, useAction } from '#components/actions.tsx'
 import type { ChartSeries } from '#components/chart.tsx'
+import { daysOf } from '#components/days.ts'
 import { EndUserLink } from '#components/end-user-link.tsx'
 import { EntityLink } from '#components/entity-link.tsx'
 import { Figures } from '#components/figures.tsx'
@@ -31,7 +32,6 @@ import { Receipt } from './receipt.tsx'
 const Chart = onDemand(async () => (await import('#components/chart.tsx')).default)
 
 const POLL_MS = 60_000
-const DAY_MS = 86_400_000
 /** Groups with a separate color; the rest is one series. */
 const SHOWN_GROUPS = 5
 const texts = strings.usage
@@ -60,12 +60,6 @@ const MEASURES = {
     of: ({ event_count }: Totals) => event_count,
     format: (value: number) => value.toLocaleString(undefined, { notation: 'compact' }),
   },
-}
-
-/** Starts of the days of a period that ends today, in UTC. */
-function daysOf(count: number): number[] {
-  const today = Math.floor(Date.now() / DAY_MS)
-  return Array.from({ length: count }, (_, index) => ((today - count + 1 + index) * DAY_MS) / 1000)
 }
 
 /** The largest groups as series of the days, and the rest as one. */

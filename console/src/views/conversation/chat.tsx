@@ -15,6 +15,7 @@ import { MessageCard } from '#components/message.tsx'
 import { Page } from '#components/page.tsx'
 import { AddressTabs, Facts, IdLine, Section, type Tab } from '#components/record.tsx'
 import { RemoveButton } from '#components/record-page.tsx'
+import { sendOnEnter } from '#components/send-key.ts'
 import { FailureAlert, Loaded } from '#components/states.tsx'
 import { CopyText, visible, When } from '#components/text.tsx'
 import { Value } from '#components/value.tsx'
@@ -199,11 +200,7 @@ function Trial({ id }: { id: string }) {
             maxRows={8}
             value={text}
             onChange={event => setText(event.currentTarget.value)}
-            onKeyDown={event => {
-              if (event.key !== 'Enter' || event.shiftKey || event.nativeEvent.isComposing) return
-              event.preventDefault()
-              send()
-            }}
+            onKeyDown={sendOnEnter(send)}
           />
           <Group justify="flex-end">
             <Button onClick={send} loading={complete.isPending} disabled={!text.trim() || isUnanswered}>

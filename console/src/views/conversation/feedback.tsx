@@ -7,6 +7,7 @@ import { Link } from '@tanstack/react-router'
 import { Suspense } from 'react'
 import { api } from '#api.ts'
 import { useAgents } from '#choices.ts'
+import { daysOf } from '#components/days.ts'
 import { EntityLink } from '#components/entity-link.tsx'
 import { Figures } from '#components/figures.tsx'
 import { type Filters, useFilters } from '#components/filters.ts'
@@ -23,7 +24,6 @@ const Chart = onDemand(async () => (await import('#components/chart.tsx')).defau
 
 const texts = strings.ratings
 
-const DAY_MS = 86_400_000
 const PERIODS = [7, 30, 90]
 const RATINGS = ['1', '-1'] as const
 /** The period of the list of sessions that is not shorter than a number of days. */
@@ -31,12 +31,6 @@ const SESSION_TIMES: Record<number, string | undefined> = { 7: 'week', 30: 'mont
 
 type Bucket = FeedbackAggregate['data'][number]
 type Totals = { data: Bucket[] }
-
-/** Starts of the days of a period that ends today, in UTC, in seconds. */
-const daysOf = (count: number): number[] => {
-  const today = Math.floor(Date.now() / DAY_MS)
-  return Array.from({ length: count }, (_, index) => ((today - count + 1 + index) * DAY_MS) / 1000)
-}
 
 const countText = (value: number): string => value.toLocaleString()
 /** The axis of a chart has no parts of a rating. */

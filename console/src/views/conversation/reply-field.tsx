@@ -5,6 +5,7 @@ import { IconMessageBolt } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { type ReactNode, useEffect, useRef, useState } from 'react'
 import { api } from '#api.ts'
+import { sendOnEnter } from '#components/send-key.ts'
 import { visible } from '#components/text.tsx'
 import { usePermissions } from '#projects.ts'
 import * as strings from '#strings.ts'
@@ -120,11 +121,7 @@ export function ReplyField({
               else combobox.closeDropdown()
             }}
             onBlur={() => combobox.closeDropdown()}
-            onKeyDown={event => {
-              if (isOpen || event.key !== 'Enter' || event.shiftKey || event.nativeEvent.isComposing) return
-              event.preventDefault()
-              onEnter()
-            }}
+            onKeyDown={isOpen ? undefined : sendOnEnter(onEnter)}
           />
         </Combobox.Target>
         <Combobox.Dropdown hidden={!isOpen}>

@@ -6,6 +6,7 @@ import { useMutation } from '@tanstack/react-query'
 import { type ReactNode, useState } from 'react'
 import { api } from '#api.ts'
 import { useDraft } from '#components/draft.tsx'
+import { sendOnEnter } from '#components/send-key.ts'
 import { FailureAlert } from '#components/states.tsx'
 import * as strings from '#strings.ts'
 import { ReplyField } from './reply-field.tsx'
@@ -109,11 +110,7 @@ export function UserComposer({ session: { id, actor_id } }: { session: Session }
         maxRows={8}
         value={text}
         onChange={event => setText(event.currentTarget.value)}
-        onKeyDown={event => {
-          if (event.key !== 'Enter' || event.shiftKey || event.nativeEvent.isComposing) return
-          event.preventDefault()
-          submit()
-        }}
+        onKeyDown={sendOnEnter(submit)}
       />
       <Group justify="flex-end">
         <Button leftSection={<IconSend size={16} />} loading={send.isPending} disabled={!text.trim()} onClick={submit}>

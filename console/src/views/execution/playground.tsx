@@ -8,6 +8,7 @@ import { useAgents } from '#choices.ts'
 import { useDraft } from '#components/draft.tsx'
 import { useFilters } from '#components/filters.ts'
 import { Page } from '#components/page.tsx'
+import { sendOnEnter } from '#components/send-key.ts'
 import { Loaded, Notice, Refused } from '#components/states.tsx'
 import { visible } from '#components/text.tsx'
 import { useExchange } from '#playground/exchange.ts'
@@ -177,11 +178,7 @@ function Exchange({ agentIds, labelOf }: { agentIds: string[]; labelOf: (id: str
             maxRows={8}
             value={message}
             onChange={event => setMessage(event.currentTarget.value)}
-            onKeyDown={event => {
-              if (event.key !== 'Enter' || event.shiftKey || event.nativeEvent.isComposing) return
-              event.preventDefault()
-              void send()
-            }}
+            onKeyDown={sendOnEnter(send)}
             data-autofocus
           />
           <Group justify="flex-end" gap="sm">
