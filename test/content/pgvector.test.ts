@@ -15,6 +15,7 @@ import { createLog } from '#core/base/log.ts'
 import type { Services } from '#core/base/services.ts'
 import { openPool, type Pool } from '#core/db/pool.ts'
 import { rawQuery } from '#core/db/sql.ts'
+import { MIGRATIONS, migrationNames, migrationStatements } from '#core/queues/breaking-migrations.ts'
 import { startWeb } from '#web.ts'
 import { seeded } from '../bench/knowledge-corpora.ts'
 import { testEnvironment } from '../support/environment.ts'
@@ -31,8 +32,10 @@ const FEW = 'proj_few'
 /** The migrations on a PostgreSQL in WebAssembly with the extension; its protocol is spoken to by the driver as ever. */
 async function startPglite(): Promise<{ url: string; close(): Promise<void> }> {
   const db = await PGlite.create({ extensions: { vector: pgvector } })
-  const dir = path.resolve(import.meta.dirname, '../../sql')
-  for (const file of fs.readdirSync(dir).sort()) await db.exec(fs.readFileSync(path.join(dir, file), 'utf8'))
+  for (const name of migrationNames())
+    for (const statement of migrationStatements(name, fs.readFileSync(path.join(MIGRATIONS, `${name}.sql`), 'utf8'))
+      .statements)
+      await db.exec(statement)
   const server = new PGLiteSocketServer({ db, host: '127.0.0.1', port: 0, maxConnections: 10 })
   await server.start()
   return {

@@ -89,6 +89,8 @@ describe('the purge of what an end user said', function () {
     const store = (await made('/memory-stores', { name: 'facts' })).id
     await made('/memory-entries', { memory_store_id: store, actor_id: actor, content: 'Ann likes pretzels' })
     const dryRun = () => app.key.post(`/actors/${actor}/purge-content?dry_run=true`)
+    // Steps are moved into the file of the trace after the end of the turn.
+    await eventually(async () => (await app.rows('select from generation_steps')).length === 0)
     const counted = await dryRun()
     assert.equal(counted.status, 200, JSON.stringify(counted.body))
     assert.deepEqual([counted.body.dry_run, counted.body.complete], [true, true])
