@@ -8,6 +8,12 @@ import { allEnded, FAST, firingsOf, madeTrigger, startTriggerApp } from './trigg
 
 const MINUTELY = { type: 'schedule', cron: '* * * * *' }
 
+/** A schedule that no test reaches: it fires when it is made due, never by itself while a test counts firings. */
+const YEARLY = { type: 'schedule', cron: '0 0 1 1 *' }
+
+/** For missed occurrences: another one within a test is rare. */
+const HOURLY = { type: 'schedule', cron: '0 * * * *' }
+
 /** Sets the clock of a process 30 s ahead. */
 const AHEAD = `--import=data:text/javascript,${encodeURIComponent(`
   const Real = Date
@@ -46,6 +52,8 @@ describe('trigger schedules', function () {
     app.target.requests.length = 0
   })
   afterEach(async () => {
+    app.target.answer = (_request, response) =>
+      response.writeHead(200, { 'content-type': 'application/json' }).end('{"ok":true}')
     await steady.stop()
     await Promise.all(processes.splice(0).map(each => each.kill()))
   })
@@ -67,7 +75,7 @@ describe('trigger schedules', function () {
   it('fires once per occurrence with several workers and skewed clocks', async () => {
     await Promise.all([...Array.from({ length: 4 }, () => steadyWorker()), worker({}, [AHEAD])])
     const triggers: any[] = []
-    for (let n = 0; n < 5; n++) triggers.push(await madeTrigger(key, { ...tool, ...MINUTELY, cron: '0 0 1 1 *' }))
+    for (let n = 0; n < 5; n++) triggers.push(await madeTrigger(key, { ...tool, ...YEARLY }))
     const ids = triggers.map(({ id }) => id)
     // In twenty seconds: a clock that is ahead has already passed it.
     await app.services.pool.query(sql.unsafe`
@@ -97,14 +105,14 @@ describe('trigger schedules', function () {
   })
 
   it('fires once or not at all for missed occurrences, by misfire_policy', async () => {
-    const once = await madeTrigger(key, { ...tool, ...MINUTELY })
-    const skipping = await madeTrigger(key, { ...tool, ...MINUTELY, misfire_policy: 'skip' })
-    for (const { id } of [once, skipping]) await dueSince(id, 3600)
+    const once = await madeTrigger(key, { ...tool, ...HOURLY })
+    const skipping = await madeTrigger(key, { ...tool, ...HOURLY, misfire_policy: 'skip' })
+    for (const { id } of [once, skipping]) await dueSince(id, 36_000)
     await steadyWorker()
     const [firing] = await allEnded(key, once.id, 1)
-    assert.ok(secondsUntil(firing.scheduled_for) < -3500)
+    assert.ok(secondsUntil(firing.scheduled_for) < -35_000)
     await eventually(async () => secondsUntil((await read(skipping.id)).next_fire_at) > 0)
-    for (const { id } of [once, skipping]) assert.ok(secondsUntil((await read(id)).next_fire_at) <= 60)
+    for (const { id } of [once, skipping]) assert.ok(secondsUntil((await read(id)).next_fire_at) <= 3600)
     assert.deepEqual([(await firingsOf(key, once.id)).length, (await firingsOf(key, skipping.id)).length], [1, 0])
     for (const { id } of [once, skipping]) await key.delete(`/triggers/${id}`)
   })
@@ -113,7 +121,7 @@ describe('trigger schedules', function () {
     const keys = Object.fromEntries(Array.from({ length: 3000 }, (_, index) => [`k${index}`, 0]))
     const mapping = { n: { length: [{ map: [{ var: 'input.list' }, keys] }] } }
     const withItems = (count: number, input_mapping: object | null) =>
-      madeTrigger(key, { ...tool, ...MINUTELY, input: { list: Array(count).fill(0) }, input_mapping })
+      madeTrigger(key, { ...tool, ...YEARLY, input: { list: Array(count).fill(0) }, input_mapping })
     // The first one uses nearly the whole budget, the second one more than that.
     const triggers = [await withItems(80, mapping), await withItems(90, mapping), await withItems(1, null)]
     for (const { id } of triggers) await dueSince(id, 1)
@@ -136,8 +144,7 @@ describe('trigger schedules', function () {
     app.target.answer = (_request, response) => {
       free = () => response.writeHead(200, { 'content-type': 'application/json' }).end('{}')
     }
-    const fields = { ...tool, type: 'schedule', cron: '0 0 1 1 *' }
-    const skipping = await madeTrigger(key, { ...fields, overlap_policy: 'skip' })
+    const skipping = await madeTrigger(key, { ...tool, ...YEARLY, overlap_policy: 'skip' })
     await steadyWorker()
     await dueSince(skipping.id, 2)
     await eventually(() => app.target.requests.length === 1)
@@ -149,19 +156,17 @@ describe('trigger schedules', function () {
     await eventually(() => app.target.requests.length === 2)
     free()
     assert.equal((await allEnded(key, skipping.id, 2)).length, 2)
-    app.target.answer = (_request, response) =>
-      response.writeHead(200, { 'content-type': 'application/json' }).end('{"ok":true}')
     await key.delete(`/triggers/${skipping.id}`)
   })
 
   it('does not fire in a paused project and skips its missed occurrences', async () => {
-    const trigger = await madeTrigger(key, { ...tool, ...MINUTELY })
+    const trigger = await madeTrigger(key, { ...tool, ...HOURLY })
     await app.admin.post(`/projects/${app.projectId}/pause`)
-    await dueSince(trigger.id, 120)
+    await dueSince(trigger.id, 36_000)
     await app.admin.post(`/projects/${app.projectId}/resume`)
     assert.ok(secondsUntil((await read(trigger.id)).next_fire_at) > 0)
     await app.admin.post(`/projects/${app.projectId}/pause`)
-    await dueSince(trigger.id, 120)
+    await dueSince(trigger.id, 36_000)
     await steadyWorker()
     await eventually(async () => secondsUntil((await read(trigger.id)).next_fire_at) > 0)
     await app.admin.post(`/projects/${app.projectId}/resume`)
@@ -171,7 +176,7 @@ describe('trigger schedules', function () {
 
   it('is not fired by a worker with a disabled scheduler', async () => {
     await steadyWorker({ TRIGGER_SCHEDULER_DISABLED: 'true' })
-    const trigger = await madeTrigger(key, { ...tool, ...MINUTELY })
+    const trigger = await madeTrigger(key, { ...tool, ...YEARLY })
     await dueSince(trigger.id, 1)
     const manual = await madeTrigger(key, tool)
     assert.equal((await key.post(`/triggers/${manual.id}/fire`)).body.status, 'succeeded')
@@ -181,7 +186,7 @@ describe('trigger schedules', function () {
   })
 
   it('fires many schedules in batches', async () => {
-    const first = await madeTrigger(key, { ...tool, type: 'schedule', cron: '0 0 1 1 *' })
+    const first = await madeTrigger(key, { ...tool, ...YEARLY })
     await app.services.pool.query(sql.unsafe`
       insert into triggers (id, project_id, name, type, target_type, target_id, cron, timezone, authority, created_by,
         next_fire_at)
