@@ -269,6 +269,13 @@ export default {
       },
     },
     {
+      name: 'telemetry-in-one-file',
+      comment: 'Only core/base/telemetry makes spans, and loads the packages for that on demand.',
+      severity: 'error',
+      from: { path: '^(src|jobs|bin)/', pathNot: '^src/core/base/telemetry\\.ts$' },
+      to: { path: '^@opentelemetry/|(^|/)node_modules/@opentelemetry/' },
+    },
+    {
       name: 'double-stands-alone',
       comment: 'The model double knows nothing of the application it is used against.',
       severity: 'error',

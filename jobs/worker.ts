@@ -8,6 +8,7 @@ import { HOLDER, ownIdentity } from '#core/base/holder.ts'
 import { createLog, type Logger } from '#core/base/log.ts'
 import type { Services } from '#core/base/services.ts'
 import { loadConfigOrExit, runUntilShutdown } from '#core/base/shutdown.ts'
+import { openTelemetry } from '#core/base/telemetry.ts'
 import { requireConnections } from '#core/db/connections.ts'
 import { sql } from '#core/db/sql.ts'
 import { mountHealth } from '#core/http/endpoints.ts'
@@ -39,6 +40,7 @@ export async function startWorker(
   if (isOrchestrationWorker && config.ORCHESTRATION_QUEUE_DRIVER !== 'postgres')
     throw new ConfigError('ORCHESTRATION_QUEUE_DRIVER', 'must be postgres')
   loadModules(modules)
+  const telemetry = await openTelemetry(config, { role: 'worker', log })
   await requireConnections(config)
   if (config.AUTO_MIGRATE)
     await migrate(config.DATABASE_LISTEN_URL, {
@@ -117,6 +119,7 @@ export async function startWorker(
     healthPort,
     stop: () => {
       stopping ??= (async () => {
+        const deadline = performance.now() + config.SHUTDOWN_GRACE_MS
         draining = true
         // Polls have stopped, but heartbeats must continue until running handlers end, or other workers take over.
         const beatTimer = setInterval(() => void beat().catch(() => {}), config.WORKER_HEARTBEAT_INTERVAL_MS / 2)
@@ -125,6 +128,7 @@ export async function startWorker(
         await closeServer(server, 1000)
         await heartbeat.end().catch(() => {})
         await services.close()
+        await telemetry.close(deadline - performance.now())
         log.info('worker stopped')
       })()
       return stopping

@@ -21,6 +21,7 @@ const PARSERS = {
   DATABASE_LISTEN_URL: parseUrl,
   EGRESS_ALLOW_HOSTS: parseAllowHosts,
   EGRESS_DNS_SERVERS: parseNameServers,
+  OTEL_PROPAGATE_HOSTS: parseAllowHosts,
 }
 
 /**

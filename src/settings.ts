@@ -21,7 +21,7 @@ import { conversationSettings } from './conversation/dialog/settings.ts'
 import { sessionSettings, streamSettings } from './conversation/sessions/settings.ts'
 import { apiSettings } from './core/api/settings.ts'
 import type { SettingsDeclaration } from './core/base/setting.ts'
-import { faultSettings, processSettings } from './core/base/settings.ts'
+import { faultSettings, processSettings, telemetrySettings } from './core/base/settings.ts'
 import { databaseSettings } from './core/db/settings.ts'
 import { docsSettings } from './core/docs/settings.ts'
 import { httpSettings, uploadSettings } from './core/http/settings.ts'
@@ -141,4 +141,6 @@ export const settingDeclarations: readonly SettingsDeclaration[] = [
   embeddingPriceSettings,
   knowledgeSettings,
   recallSettings,
+  // telemetry
+  telemetrySettings,
 ]

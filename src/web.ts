@@ -5,6 +5,7 @@ import { loadSettings } from './config.ts'
 import type { Config } from './core/base/config.ts'
 import { createLog, type Logger } from './core/base/log.ts'
 import { loadConfigOrExit, runUntilShutdown } from './core/base/shutdown.ts'
+import { openTelemetry } from './core/base/telemetry.ts'
 import { requireConnections } from './core/db/connections.ts'
 import { closeServer, createDrainGate, portOf } from './core/http/health.ts'
 import { openServer } from './core/http/server.ts'
@@ -21,6 +22,7 @@ export type Web = { port: number; url: string; server: Server; stop(): Promise<v
 /** Starts the web process: migrates the database if AUTO_MIGRATE is set, starts the modules and serves requests. */
 export async function startWeb(config: Config, log: Logger): Promise<Web> {
   loadModules(modules)
+  const telemetry = await openTelemetry(config, { role: 'web', log })
   await requireConnections(config)
   if (config.AUTO_MIGRATE)
     await migrate(config.DATABASE_LISTEN_URL, {
@@ -56,11 +58,13 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
     server,
     stop: () => {
       stopping ??= (async () => {
+        const deadline = performance.now() + config.SHUTDOWN_GRACE_MS
         app.drain()
         await Promise.all([gate.drain(config.SHUTDOWN_GRACE_MS), local?.stop(config.SHUTDOWN_GRACE_MS)])
         await closeServer(server, 100)
         await heartbeat.end()
         await services.close()
+        await telemetry.close(deadline - performance.now())
         log.info('web stopped')
       })()
       return stopping

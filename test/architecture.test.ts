@@ -42,6 +42,8 @@ const fixture: Record<string, string> = {
   'src/control/webhooks/match.ts': `import { RE2JS } from 're2js'\nexport const engine = RE2JS`,
   'src/control/webhooks/store.ts': `import pg from 'pg'\nexport const client = pg.Client`,
   'src/control/webhooks/send.ts': `import type { PgBoss } from 'pg-boss'\nexport type Boss = PgBoss`,
+  'src/control/webhooks/trace.ts': `import { resourceFromAttributes } from '@opentelemetry/resources'\nexport const resource = resourceFromAttributes`,
+  'src/core/base/telemetry.ts': `import type { Resource } from '@opentelemetry/resources'\nexport type Traced = Resource`,
   'src/control/webhooks/probe.ts': `import '../../../test/support/probe.ts'`,
   'src/memory/entries/write.ts': `import '../facts/store.ts'\nimport '../reach.ts'`,
   'src/memory/facts/store.ts': `import '../reach.ts'`,
@@ -119,6 +121,7 @@ const expected = [
   'schemas-run-in-threads: src/control/webhooks/match.ts -> re2js',
   'schemas-run-in-threads: src/core/json-schema/checks.ts -> src/core/json-schema/validate.ts',
   'settings-stand-alone: src/control/webhooks/settings.ts -> src/core/base/ids.ts',
+  'telemetry-in-one-file: src/control/webhooks/trace.ts -> @opentelemetry',
 ]
 
 interface Violation {

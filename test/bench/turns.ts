@@ -20,6 +20,10 @@ const WARM_UP = 200
 const TURNS = 300
 const STREAMS = 60
 
+/** Settings of telemetry in this environment, to compare its cost. */
+const telemetry = (): Record<string, string> =>
+  Object.fromEntries(Object.entries(process.env).filter(([name]) => name.startsWith('OTEL_'))) as Record<string, string>
+
 export async function run(seconds = 8): Promise<Row[]> {
   const rows = await statements()
   const app = await startAgentApp({ workers: [] })
@@ -32,6 +36,7 @@ export async function run(seconds = 8): Promise<Row[]> {
     WORKER_CONCURRENCY: '32',
     DATABASE_POOL_MAX: '20',
     MODEL_URL: `${double.url}/v1`,
+    ...telemetry(),
   }
   const rowsOfCosts = await costRows(
     'waited turn',

@@ -3,6 +3,7 @@ import { raise } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
 import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
+import { traceContext } from '#core/base/telemetry.ts'
 import { type PrincipalRecord, principalRecord } from '#core/iam/caller.ts'
 import { subscribeUntil } from '#core/work/subscription.ts'
 import type { Tx } from '#core/writes/writer.ts'
@@ -40,7 +41,12 @@ export async function acceptFiring(
     input,
     async write(tx: Tx, by: PrincipalRecord, idempotency_key: string | null): Promise<FiringRow> {
       const values = { id, project_id, trigger_id, source: 'manual' as const, target_type, input, idempotency_key }
-      const row = await firingKind.insert(tx, { ...values, fired_by: presentPrincipal(by), asked_by: by })
+      const row = await firingKind.insert(tx, {
+        ...values,
+        fired_by: presentPrincipal(by),
+        asked_by: by,
+        trace_context: traceContext(),
+      })
       wakeFiring(tx, row)
       return row
     },

@@ -3,9 +3,11 @@ import { AppError, type RecordedFailure, raise, recordedFailure } from '#core/ba
 import { injectFault } from '#core/base/fault-injection.ts'
 import type { Services } from '#core/base/services.ts'
 import { storableValue } from '#core/base/storable-text.ts'
+import { type Span, type SpanStart, traced } from '#core/base/telemetry.ts'
+import { MUSTER } from '#core/base/telemetry-names.ts'
 import { isTransient } from '#core/db/database-errors.ts'
 import { withTriggerChain } from '#core/db/trigger-chain.ts'
-import { type AttemptFields, logAttempt, type WorkAttempt, type WorkMessage } from '#core/work/attempt.ts'
+import { type AttemptFields, logAttempt, noteAttempt, type WorkAttempt, type WorkMessage } from '#core/work/attempt.ts'
 import { ClaimLostError, type JobContext, RequeueError } from '#core/work/handler.ts'
 import { withoutRetries } from '#core/work/retry.ts'
 import { MAX_MESSAGE_LEASE_SECONDS, work } from '#core/work/work.ts'
@@ -55,6 +57,7 @@ export const triggerFiringWork = work({
     dueIf: hasFiringsToSweep,
     also: settleOrphanedFirings,
   },
+  span: ({ entity }) => firingSpan(entity),
   chain: firing => chainOfFiring(firing, firing.trigger_id),
   beforeClaim: startTarget,
   run: callTarget,
@@ -69,6 +72,14 @@ export const triggerFiringWork = work({
   },
 })
 
+const firingSpan = (firing: FiringRow): SpanStart => ({
+  name: `fire ${firing.source}`,
+  unit: true,
+  from: { context: firing.trace_context, at: firing.created_at },
+  shared: { [MUSTER.project]: firing.project_id },
+  attributes: { [MUSTER.trigger]: firing.trigger_id, [MUSTER.firing]: firing.id },
+})
+
 /** Sends the wake-up of a firing. */
 export const wakeFiring = (
   outbox: Pick<Outbox, 'send'>,
@@ -80,44 +91,54 @@ export const wakeFiring = (
  * called.
  */
 async function startTarget({ work_id }: WorkMessage, { services, retryIn }: JobContext): Promise<boolean> {
-  const startedAt = performance.now()
   const found = await findFiring(services.pool, work_id)
   if (!found) return true
   const { firing, trigger, paused } = found
   if (firing.state !== 'queued') return false
   // The sweep wakes it after the project is resumed.
   if (paused) return true
-  return withTriggerChain(chainOfFiring(firing, trigger.id), async () => {
-    const log = (fields: AttemptFields): void =>
-      logAttempt(services.log, triggerFiringWork.name, startedAt, { ...idsOf(firing), attempt: 1, ...fields })
-    let input: MappedInput = null
-    try {
-      const { call } = requireTargetType(trigger).target
-      input = await mapInput(services, trigger, firing)
-      if (call) {
-        if (input !== null) await storeMappedInput(services.pool, firing.id, input)
-        return false
-      }
-      await injectFault(services, 'trigger_starting')
-      const started = await startWork(services, trigger, firing, input)
-      await injectFault(services, 'trigger_started')
-      log(started ? { outcome: 'started', result_id: started.result_id } : { outcome: 'claim_lost' })
-    } catch (error) {
-      if (!(error instanceof AppError) || isTransient(error)) throw error
-      if (isPaused(error)) return true
-      if (isBusy(error)) {
-        retryIn(DEFERRAL_MS)
-        throw new RequeueError('no thread is free')
-      }
-      const failure = firingFailure(error)
-      // Another worker may have started the work since.
-      await services.write(async tx => {
-        if (await lockQueuedFiring(tx, firing.id)) await settleTriggerFiring(tx, firing.id, { input, error: failure })
-      })
-      log({ outcome: 'failed', code: failure.code, decision: 'abandoned' })
+  const start = () => traced(firingSpan, firing, span => startFiring(services, { firing, trigger, retryIn }, span))
+  return withTriggerChain(chainOfFiring(firing, trigger.id), start)
+}
+
+/** Maps the input of a firing and starts its work. Returns false for a firing to claim. */
+async function startFiring(
+  services: Services,
+  { firing, trigger, retryIn }: { firing: FiringRow; trigger: TriggerRow } & Pick<JobContext, 'retryIn'>,
+  span: Span | null,
+): Promise<boolean> {
+  const startedAt = performance.now()
+  const log = (fields: AttemptFields): void => {
+    noteAttempt(span, fields)
+    logAttempt(services.log, triggerFiringWork.name, startedAt, { ...idsOf(firing), attempt: 1, ...fields })
+  }
+  let input: MappedInput = null
+  try {
+    const { call } = requireTargetType(trigger).target
+    input = await mapInput(services, trigger, firing)
+    if (call) {
+      if (input !== null) await storeMappedInput(services.pool, firing.id, input)
+      return false
     }
-    return true
-  })
+    await injectFault(services, 'trigger_starting')
+    const started = await startWork(services, trigger, firing, input)
+    await injectFault(services, 'trigger_started')
+    log(started ? { outcome: 'started', result_id: started.result_id } : { outcome: 'claim_lost' })
+  } catch (error) {
+    if (!(error instanceof AppError) || isTransient(error)) throw error
+    if (isPaused(error)) return true
+    if (isBusy(error)) {
+      retryIn(DEFERRAL_MS)
+      throw new RequeueError('no thread is free')
+    }
+    const failure = firingFailure(error)
+    // Another worker may have started the work since.
+    await services.write(async tx => {
+      if (await lockQueuedFiring(tx, firing.id)) await settleTriggerFiring(tx, firing.id, { input, error: failure })
+    })
+    log({ outcome: 'failed', code: failure.code, decision: 'abandoned' })
+  }
+  return true
 }
 
 /** Input of a firing that has been mapped for it; null if the stored input is effective. */

@@ -250,6 +250,7 @@ export const firingKind = kind({
     result_id: z.string().nullable(),
     /** Principal that fired it manually, with the limits of its credential. */
     asked_by: z.custom<PrincipalRecord>().nullable(),
+    trace_context: z.string().nullable(),
   },
   authorize: ({ trigger_id }) => ({ type: 'trigger', id: trigger_id }),
 })

@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import type { RecordedFailure } from '#core/base/errors.ts'
 import { newId } from '#core/base/ids.ts'
+import { isTracing, traceContext } from '#core/base/telemetry.ts'
 import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { type FiringResult, type FiringRow, firingKind, type TriggerRow, triggerKind } from './model.ts'
 
@@ -53,9 +54,9 @@ export const triggerFiringCte = (
   firing: Pick<FiringRow, 'id' | 'project_id' | 'trigger_id' | 'source' | 'target_type' | 'input' | 'idempotency_key'>,
   from: Fragment,
 ): Fragment => sql.fragment`
-  insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, idempotency_key)
+  insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, idempotency_key, trace_context)
   select ${firing.id}, ${firing.project_id}, ${firing.trigger_id}, ${firing.source}, ${firing.target_type},
-    ${JSON.stringify(firing.input)}::json, ${firing.idempotency_key} ${from}
+    ${JSON.stringify(firing.input)}::json, ${firing.idempotency_key}, ${traceContext()} ${from}
   on conflict (trigger_id, idempotency_key) where idempotency_key is not null do nothing
   returning id`
 
@@ -81,14 +82,18 @@ export type NewFiring = Pick<
 /** Measured bytes per firing in addition to its contents: row overhead with free page space, and index entries. */
 const ROW_BYTES = 1400
 
+/** Context of the span that caused the event of a firing `f`, read only for telemetry. */
+const eventContext = (): Fragment =>
+  isTracing() ? sql.fragment`(select e.trace_context from events e where e.id = f.event_id)` : sql.fragment`null`
+
 /** Inserts firings in one statement and returns the ids of those whose key is new. Unique index trigger_firings_key. */
 export const insertFirings = (db: Queryable, firings: readonly NewFiring[]): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, idempotency_key, causation_chain,
-      event_id, scheduled_for, root_id, unmapped, state, error, due_at, completed_at)
+      event_id, scheduled_for, root_id, unmapped, trace_context, state, error, due_at, completed_at)
     select f.id, f.project_id, f.trigger_id, f.source, f.target_type, f.input, f.idempotency_key,
       array(select json_array_elements_text(f.causation_chain)), f.event_id, f.scheduled_for,
-      f.root_id, coalesce(f.unmapped, false), case when f.skipped then 'skipped' when f.error is null then 'queued' else 'failed' end, f.error, case when f.error is null then now() end,
+      f.root_id, coalesce(f.unmapped, false), ${eventContext()}, case when f.skipped then 'skipped' when f.error is null then 'queued' else 'failed' end, f.error, case when f.error is null then now() end,
       case when f.error is not null then now() end
     from json_to_recordset(${JSON.stringify(firings)}::json) as f (id text, project_id text, trigger_id text, source text,
       target_type text, input json, idempotency_key text, causation_chain json, event_id text, scheduled_for timestamptz,

@@ -1,6 +1,7 @@
 import { AppError, type RecordedFailure } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
 import type { Services } from '#core/base/services.ts'
+import { MUSTER } from '#core/base/telemetry-names.ts'
 import { sql } from '#core/db/sql.ts'
 import type { AttemptFields } from '#core/work/attempt.ts'
 import { exponential } from '#core/work/retry.ts'
@@ -74,6 +75,13 @@ export const ingestionWork = work({
     error: state => STALLED[state](),
   },
   sweep: { seconds: 60, dueIf: sql.fragment`exists (select from ingestion_attempts)` },
+  span: ({ entity, claim }) => ({
+    name: 'ingest',
+    unit: true,
+    from: { context: claim.trace_context, at: claim.created_at },
+    shared: { [MUSTER.project]: entity.project_id },
+    attributes: { [MUSTER.document]: entity.id },
+  }),
   run: ingest,
   async fail(tx, { entity, error }) {
     const failure = ingestionFailure(error)

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { traceContext } from '#core/base/telemetry.ts'
 import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { PrincipalRecord } from '#core/iam/caller.ts'
 import type { WorkAttempt } from '#core/work/attempt.ts'
@@ -11,6 +12,8 @@ export const ingestionColumns = {
   allow_deferral: z.boolean(),
   settings: z.custom<PartialSettings>(),
   pages: z.custom<PageText[] | null>(),
+  trace_context: z.string().nullable(),
+  created_at: z.string(),
 }
 type IngestionColumns = z.output<z.ZodObject<typeof ingestionColumns>>
 
@@ -22,12 +25,12 @@ export const replaceAttempt = (
   attempt: { document_id: string; id: string } & Pick<IngestionColumns, 'principal' | 'allow_deferral' | 'settings'>,
 ) =>
   db.query(voidStatement`
-    insert into ingestion_attempts (document_id, id, principal, allow_deferral, settings)
+    insert into ingestion_attempts (document_id, id, principal, allow_deferral, settings, trace_context)
     values (${attempt.document_id}, ${attempt.id}, ${jsonb(attempt.principal)}, ${attempt.allow_deferral},
-      ${jsonb(attempt.settings)})
+      ${jsonb(attempt.settings)}, ${traceContext()})
     on conflict (document_id) do update set id = excluded.id, state = 'queued', due_at = now(), claims = 0, losses = 0,
       failures = 0, principal = excluded.principal, allow_deferral = excluded.allow_deferral,
-      settings = excluded.settings, pages = null, created_at = now()`)
+      settings = excluded.settings, pages = null, created_at = now(), trace_context = excluded.trace_context`)
 
 /** Condition that an attempt is current and has no converter output. */
 const acceptsOutput = (documentId: string, id: string) =>

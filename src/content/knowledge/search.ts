@@ -1,5 +1,7 @@
 import { AppError, raise } from '#core/base/errors.ts'
 import type { Services } from '#core/base/services.ts'
+import { currentSpan, type Span, type SpanStart, traced } from '#core/base/telemetry.ts'
+import { ATTRIBUTE, MUSTER, OPERATION } from '#core/base/telemetry-names.ts'
 import { principalRecord } from '#core/iam/caller.ts'
 import { cosinesOf, sortByScore } from '../index/vectors/scan.ts'
 import { vectorsOfRefs } from '../index/vectors/store.ts'
@@ -32,7 +34,43 @@ export type SearchPurpose = {
  * @throws AppError VALIDATION_FAILED, TOOL_NOT_FOUND and FORBIDDEN for an unusable reranker; QUOTA_EXCEEDED;
  *   AI_PROVIDER_ERROR if the embedding provider and the search by words failed
  */
-export async function runSearch(
+export const runSearch = (
+  services: Services,
+  scope: SearchScope,
+  request: SearchInput,
+  purpose: SearchPurpose,
+): Promise<SearchAnswer> =>
+  traced(searchSpan, request, async span => {
+    const answer = await search(services, scope, request, purpose)
+    span?.set({ [MUSTER.hits]: answer.results.length, [MUSTER.degraded]: answer.degraded_channels })
+    return answer
+  })
+
+const searchSpan = (): SpanStart => ({
+  name: OPERATION.retrieval,
+  attributes: { [ATTRIBUTE.operation]: OPERATION.retrieval },
+})
+
+/** The span of a channel of a search. */
+const channelSpan = (channel: string): SpanStart => ({ name: `search ${channel}` })
+
+/** Adds the hits of a channel to its span. */
+function noteChannel<T extends object>(span: Span | null, found: T): T {
+  if ('rows' in found) span?.set({ [MUSTER.hits]: (found.rows as unknown[]).length })
+  return found
+}
+
+/** Names the sources of a search in its span. */
+function noteSources(selections: readonly SourceSelection[]): void {
+  const span = currentSpan()
+  if (!span) return
+  const sources = selections.map(({ source }) => source.type).join(',')
+  const operation = sources === 'memory' ? OPERATION.searchMemory : OPERATION.retrieval
+  span.rename(operation === OPERATION.retrieval ? `${operation} ${sources}`.trim() : operation)
+  span.set({ [ATTRIBUTE.operation]: operation, [ATTRIBUTE.dataSource]: sources })
+}
+
+async function search(
   services: Services,
   scope: SearchScope,
   request: SearchInput,
@@ -40,13 +78,27 @@ export async function runSearch(
 ): Promise<SearchAnswer> {
   if (request.rerank) await requireReranker(services, scope, request.rerank.tool_id)
   const selections = await selectSources(services, scope, request)
+  noteSources(selections)
   const { query } = request
   if (!query) return { results: await listWithoutQuery(services, scope, request, selections), degraded_channels: [] }
 
   const depth = Math.min(500, Math.max(50, 5 * request.limit))
   const [vector, lexical] = await Promise.all([
-    searchVectors(services, selections, { query, limit: request.limit, depth, project: scope.project, ...purpose }),
-    searchLexically(services, selections, { query, minHits: request.limit, depth }),
+    traced(channelSpan, 'vector', async span =>
+      noteChannel(
+        span,
+        await searchVectors(services, selections, {
+          query,
+          limit: request.limit,
+          depth,
+          project: scope.project,
+          ...purpose,
+        }),
+      ),
+    ),
+    traced(channelSpan, 'lexical', async span =>
+      noteChannel(span, await searchLexically(services, selections, { query, minHits: request.limit, depth })),
+    ),
   ])
   const degraded = degradedChannels(vector, lexical)
   const near = 'rows' in vector ? vector.rows : []

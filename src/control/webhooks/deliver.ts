@@ -2,6 +2,8 @@ import { createHmac } from 'node:crypto'
 import { AppError } from '#core/base/errors.ts'
 import type { Services } from '#core/base/services.ts'
 import { storableText, truncateBytes } from '#core/base/storable-text.ts'
+import { hostAttributes, type SpanStart, traced } from '#core/base/telemetry.ts'
+import { ATTRIBUTE, MUSTER } from '#core/base/telemetry-names.ts'
 import type { EgressOutcome } from '#core/net/egress.ts'
 import { maskSecrets } from '#identity/secrets/mask.ts'
 import { openSecret } from '#identity/secrets/resolve.ts'
@@ -67,7 +69,36 @@ export const retryDelayMs = (attempts: number): number =>
  * Requeues the delivery uncounted when `signal` aborts, or when waiting for egress capacity could make it end after
  * `until` (performance.now).
  */
-export async function attemptDelivery(
+export const attemptDelivery = (
+  services: Services,
+  delivery: ClaimedDelivery,
+  until: number,
+  signal: AbortSignal,
+): Promise<DeliveryAttemptOutcome> =>
+  traced(deliverySpan, delivery, async span => {
+    const outcome = await makeAttempt(services, delivery, until, signal)
+    span?.set({ [MUSTER.outcome]: outcome.decision, [ATTRIBUTE.status]: outcome.status_code })
+    if (outcome.decision !== 'done' && outcome.decision !== 'returned')
+      span?.fail(outcome.status_code === null ? outcome.decision : String(outcome.status_code))
+    return outcome
+  })
+
+const deliverySpan = (delivery: ClaimedDelivery): SpanStart => ({
+  name: 'deliver',
+  kind: 'client',
+  unit: true,
+  // One event may have many deliveries, long after its work.
+  from: { context: delivery.trace_context, at: '', linked: true },
+  attributes: {
+    [MUSTER.project]: delivery.project_id,
+    [MUSTER.event]: delivery.event_type,
+    [MUSTER.delivery]: delivery.id,
+    [MUSTER.attempt]: delivery.attempts + 1,
+    ...hostAttributes(delivery.url),
+  },
+})
+
+async function makeAttempt(
   services: Services,
   delivery: ClaimedDelivery,
   until: number,

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { newId } from '#core/base/ids.ts'
+import { isTracing } from '#core/base/telemetry.ts'
 import { allOf, type Fragment, idStatement, type Queryable, rawFragment, sql, voidStatement } from '#core/db/sql.ts'
 import { hasTimeLeft, joinAccount, leastDebt } from '#core/queues/suspects.ts'
 import { MAX_WORKER_LOSSES } from '#core/work/message-claims.ts'
@@ -190,6 +191,7 @@ const ClaimedDelivery = z.object({
   event_id: z.string(),
   event_type: z.string(),
   envelope: z.string(),
+  trace_context: z.string().nullable(),
   webhook_id: z.string(),
   project_id: z.string(),
   url: z.string(),
@@ -221,6 +223,12 @@ const grantRow = sql.type(
     envelope: z.string().nullable(),
   }),
 )
+
+/** Context of the span that caused the event of a delivery, read only for telemetry. */
+const eventContext = (delivery: Fragment): Fragment =>
+  isTracing()
+    ? sql.fragment`(select e.trace_context from events e where e.id = ${delivery}.event_id)`
+    : sql.fragment`null::text`
 
 /**
  * Claims due deliveries and the slots to send them, for many webhooks in one statement. Rows and slots locked by
@@ -275,7 +283,7 @@ export async function claimDueDeliveries(
       returning d.id, d.claim, d.attempts, d.event_id, d.event_type, d.envelope, d.webhook_id, d.next_attempt_at
     )
     select r.webhook_id, h.slots, c.id, c.claim, c.attempts, c.event_id, c.event_type, ${envelopeExpr(sql.fragment`c`)} as envelope,
-      w.project_id, w.url,
+      ${eventContext(sql.fragment`c`)} as trace_context, w.project_id, w.url,
       w.sealed_secret, w.previous_sealed_secret, w.previous_secret_until, w.sealed_headers,
       w.template, w.mail, w.secret_id
     from request r
@@ -322,7 +330,7 @@ export const claimSuspectDelivery = (
       returning d.*
     )
     select c.id, c.claim, c.attempts, c.worker_losses, c.event_id, c.event_type, ${envelopeExpr(sql.fragment`c`)} as envelope,
-      c.webhook_id, w.project_id, w.url, w.sealed_secret, w.previous_sealed_secret, w.previous_secret_until, w.sealed_headers,
+      ${eventContext(sql.fragment`c`)} as trace_context, c.webhook_id, w.project_id, w.url, w.sealed_secret, w.previous_sealed_secret, w.previous_secret_until, w.sealed_headers,
       w.template, w.mail, w.secret_id
     from claimed c join webhooks w on w.id = c.webhook_id`)
 

@@ -48,6 +48,13 @@ export const loopsRestarted = new Counter({
   registers,
 })
 
+export const telemetryDropped = new Counter({
+  name: 'muster_telemetry_dropped_total',
+  help: 'Spans that were not exported: buffer or queue full, export failed, shutdown',
+  labelNames: ['reason'],
+  registers,
+})
+
 let processCollected = false
 
 /** Interval of event loop delay measurements. At 10 ms they cost an idle process 4 ms of CPU time per second. */

@@ -16,6 +16,7 @@ type SettingGroup =
   | 'control'
   | 'formations'
   | 'content'
+  | 'telemetry'
 
 type Marks = {
   /** The documented default, if the actual one depends on the environment. */

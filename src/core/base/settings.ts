@@ -1,9 +1,41 @@
 import { randomBytes } from 'node:crypto'
 import { hostname } from 'node:os'
 import { z } from 'zod'
-import { derived, integer, optional, setting, settings, text, type Values } from './setting.ts'
+import {
+  derived,
+  flag,
+  httpUrl,
+  integer,
+  list,
+  number,
+  optional,
+  setting,
+  settings,
+  text,
+  type Values,
+} from './setting.ts'
 
 const isHttpUrl = (text: string): boolean => /^https?:$/.test(URL.parse(text)?.protocol ?? '')
+
+const percentDecoded = (text: string): string | null => {
+  try {
+    return decodeURIComponent(text)
+  } catch {
+    return null
+  }
+}
+
+/** Pairs `name=value`, comma-separated and percent-encoded. */
+const pairs = list.transform((items, context): Record<string, string> => {
+  const parsed: Record<string, string> = {}
+  for (const item of items) {
+    const [name, ...rest] = item.split('=')
+    const value = percentDecoded(rest.join('=').trim())
+    if (rest.length > 0 && name.trim() !== '' && value !== null) parsed[name.trim()] = value
+    else context.addIssue({ code: 'custom', message: 'must be name=value, comma-separated and percent-encoded' })
+  }
+  return parsed
+})
 
 export const processSettings = settings(
   'process',
@@ -61,8 +93,77 @@ export const faultSettings = settings(
   },
 )
 
+/** Variables of the OpenTelemetry specification, and further ones of this service. */
+export const telemetrySettings = settings('telemetry', {
+  OTEL_EXPORTER_OTLP_ENDPOINT: setting(
+    httpUrl,
+    '',
+    'URL of an OpenTelemetry collector that takes OTLP as JSON over HTTP; `/v1/traces` is appended. Unset: no telemetry.',
+  ),
+  OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: setting(
+    httpUrl,
+    '',
+    'URL for traces, in place of the one derived from OTEL_EXPORTER_OTLP_ENDPOINT.',
+  ),
+  OTEL_EXPORTER_OTLP_HEADERS: setting(
+    pairs,
+    '',
+    'Headers of requests to the collector, as `name=value`, comma-separated and percent-encoded.',
+    { secret: true },
+  ),
+  OTEL_SERVICE_NAME: setting(optional, '', 'Name of the service; default `muster-web` or `muster-worker`.'),
+  OTEL_RESOURCE_ATTRIBUTES: setting(
+    pairs,
+    '',
+    'Attributes of the process, as `name=value`, comma-separated and percent-encoded.',
+  ),
+  OTEL_SDK_DISABLED: setting(flag, 'false', 'Whether telemetry is off although an endpoint is set.'),
+  OTEL_TRACES_SAMPLER: setting(
+    z.enum([
+      'always_on',
+      'always_off',
+      'traceidratio',
+      'parentbased_always_on',
+      'parentbased_always_off',
+      'parentbased_traceidratio',
+    ]) as z.ZodType<string, string>,
+    'parentbased_traceidratio',
+    'Which new traces are exported; failed work and work of more than 30 s always are.',
+  ),
+  OTEL_TRACES_SAMPLER_ARG: setting(number(0, 1), '0.1', 'Share of new traces that a ratio sampler exports.'),
+  OTEL_BSP_SCHEDULE_DELAY: setting(
+    integer(1),
+    '5000',
+    'Longest time that a span waits for its batch, in milliseconds.',
+  ),
+  OTEL_BSP_MAX_QUEUE_SIZE: setting(
+    integer(1, 100_000),
+    '2048',
+    'Spans that wait for the collector; further ones are dropped and counted.',
+  ),
+  OTEL_BSP_MAX_EXPORT_BATCH_SIZE: setting(integer(1, 10_000), '512', 'Most spans of a request to the collector.'),
+  OTEL_BSP_EXPORT_TIMEOUT: setting(
+    integer(1),
+    '5000',
+    'Time for a request to the collector with its retries, in milliseconds.',
+  ),
+  OTEL_PROPAGATE_HOSTS: setting(
+    text,
+    '',
+    'Hosts that receive the trace context as the header `traceparent`, in the syntax of EGRESS_ALLOW_HOSTS.',
+  ),
+  OTEL_TRUST_INCOMING: setting(
+    flag,
+    'false',
+    'Whether a `traceparent` of a client is the parent of its request, sampled flag included; otherwise it is only linked.',
+  ),
+})
+
 declare module './config.ts' {
-  interface Config extends Values<typeof processSettings>, Values<typeof faultSettings> {
+  interface Config
+    extends Values<typeof processSettings>,
+      Values<typeof faultSettings>,
+      Values<typeof telemetrySettings> {
     /** Whether BASE_URL is set, not derived from PORT. */
     baseUrlGiven: boolean
   }

@@ -11,6 +11,7 @@ const TITLES: Record<string, string> = {
   control: 'Events, webhooks and audit',
   content: 'Files, documents and search',
   openai: 'OpenAI mount',
+  telemetry: 'Telemetry',
 }
 
 export const settingGroupTitle = (group: string): string => TITLES[group] ?? group

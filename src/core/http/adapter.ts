@@ -11,12 +11,13 @@ import { RequestCount } from '../api/request-count.ts'
 import { AppError, raise } from '../base/errors.ts'
 import { release } from '../base/release.ts'
 import type { Services } from '../base/services.ts'
+import { isTracing, startSpan, withSpan } from '../base/telemetry.ts'
 import { anonymousBodyError } from './body.ts'
 import { crossOrigin } from './cors.ts'
 import { type HttpParts, mountHandler } from './mount-handler.ts'
 import { mounts } from './mounts.ts'
 import { OperationHandler } from './operation-handler.ts'
-import { CallerResolver, type Wire } from './requests.ts'
+import { CallerResolver, serverSpan, type Wire } from './requests.ts'
 import { ResponseWriter } from './responses.ts'
 import { requestIdOf } from './server.ts'
 
@@ -47,6 +48,16 @@ export function createHttp(
   })
   app.use(crossOrigin(config))
   mount(app)
+  // Assets and probes above have no spans.
+  app.use((req: Request, res: Response, next: NextFunction) => {
+    if (!isTracing()) return next()
+    const wire = req as Wire
+    const span = startSpan(serverSpan, { req: wire, config })
+    wire.span = span
+    // After the log line of a stream, which has the outcome. Responses past the writer have none.
+    res.once('close', () => setImmediate(() => span?.endUnkept()))
+    withSpan(span, next)
+  })
 
   const callers = new CallerResolver(services)
   const responses = new ResponseWriter(services)

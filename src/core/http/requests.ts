@@ -6,12 +6,28 @@ import type { Operation } from '../api/operation.ts'
 import { RequestCount } from '../api/request-count.ts'
 import { timeIn } from '../base/clock.ts'
 import type { Services } from '../base/services.ts'
+import type { Span, SpanStart } from '../base/telemetry.ts'
+import { ATTRIBUTE, MUSTER } from '../base/telemetry-names.ts'
 import type { Caller } from '../iam/caller.ts'
 import { authentication, type Proof } from '../invoke/hooks.ts'
 import { CLIENT_GONE } from './body.ts'
 
 /** A request with the fields set by the first middleware. */
-export type Wire = Request & { requestId: string; startedAt: number }
+export type Wire = Request & { requestId: string; startedAt: number; span?: Span | null }
+
+/** The span of a request. A context that the client sends is its parent only if trusted: a tenant decides no export. */
+export const serverSpan = ({ req, config }: { req: Wire; config: Services['config'] }): SpanStart => {
+  const incoming = req.headers.traceparent
+  const sent = typeof incoming === 'string' ? incoming : null
+  return {
+    name: req.method,
+    kind: 'server',
+    unit: true,
+    attributes: { [ATTRIBUTE.method]: req.method },
+    shared: { [MUSTER.request]: req.requestId },
+    incoming: { context: sent, trusted: config.OTEL_TRUST_INCOMING },
+  }
+}
 
 const closedSignals = new WeakMap<Response, AbortSignal>()
 

@@ -6,13 +6,21 @@ import { AppError, errorBody } from '../base/errors.ts'
 import { type Logger, redactedPath } from '../base/log.ts'
 import { httpRequests, requestDuration } from '../base/metrics.ts'
 import type { Services } from '../base/services.ts'
-import type { Caller } from '../iam/caller.ts'
+import { ATTRIBUTE } from '../base/telemetry-names.ts'
+import { type Caller, isAdmin } from '../iam/caller.ts'
 import { toRefusal } from '../invoke/refusal-mapping.ts'
 import { rejectBody } from './body.ts'
 import type { Wire } from './requests.ts'
 
 /** Data for the log line and the metrics of a request. */
-type RequestLog = { route: string; caller?: Caller; level?: 'info' | 'debug'; noted?: Record<string, unknown> }
+type RequestLog = {
+  route: string
+  caller?: Caller
+  level?: 'info' | 'debug'
+  noted?: Record<string, unknown>
+  /** Code of a refusal. */
+  code?: string
+}
 
 /** Writes responses with the log line and the metrics of their requests. */
 export class ResponseWriter {
@@ -40,6 +48,7 @@ export class ResponseWriter {
     }
     if (res.headersSent) {
       res.destroy()
+      endSpan(req, 500, { route, caller, code: refusal.code })
       return
     }
     // Thousands of anonymous clients may disconnect during their bodies.
@@ -49,12 +58,18 @@ export class ResponseWriter {
     if (refusal.code === 'UNAUTHORIZED' && !res.hasHeader('WWW-Authenticate'))
       res.setHeader('WWW-Authenticate', 'Bearer')
     rejectBody(req, res)
-    this.end(req, res, refusal.status, text, { route, caller, level: isSilent ? 'debug' : 'info' })
+    this.end(req, res, refusal.status, text, {
+      route,
+      caller,
+      level: isSilent ? 'debug' : 'info',
+      code: refusal.code,
+    })
   }
 
   /** Writes a JSON response and the log line of the request. */
   end(req: Wire, res: ServerResponse, status: number, text: string | null, entry: RequestLog): void {
     res.statusCode = status
+    addContext(req, res, entry)
     if (text !== null) {
       res.setHeader('Content-Type', 'application/json; charset=utf-8')
       res.setHeader('Content-Length', Buffer.byteLength(text))
@@ -63,7 +78,9 @@ export class ResponseWriter {
     this.#logRequest(req, status, entry)
   }
 
-  #logRequest(req: Wire, status: number, { route, caller, noted, level = 'info' }: RequestLog): void {
+  #logRequest(req: Wire, status: number, entry: RequestLog): void {
+    const { route, caller, noted, level = 'info' } = entry
+    endSpan(req, status, entry)
     const ms = performance.now() - req.startedAt
     httpRequests.inc({ method: req.method, route, status: String(status) })
     requestDuration.observe({ method: req.method, route, status: String(status) }, ms / 1000)
@@ -92,6 +109,7 @@ export class ResponseWriter {
       return
     }
     res.statusCode = result.status
+    addContext(req, res, entry)
     res.setHeader('Content-Type', result.contentType as string)
     for (const [name, value] of Object.entries(result.headers ?? {})) res.setHeader(name, value)
     // With the first bytes, if they are available.
@@ -113,6 +131,25 @@ export class ResponseWriter {
     if (stream.destroyed) abort()
     else stream.pipe(res)
   }
+}
+
+/** Adds the context of the request's span to a response to an admin, who may find the trace. */
+function addContext({ span }: Wire, res: ServerResponse, { caller }: RequestLog): void {
+  if (span && caller && isAdmin(caller) && caller.project_id === null) res.setHeader('traceparent', span.context)
+}
+
+/**
+ * Ends the span of a request. Requests without a caller are exported by the sampler alone: an anonymous flood that
+ * fails must not fill the collector.
+ */
+function endSpan({ span, method, baseUrl }: Wire, status: number, { route, caller, code }: RequestLog): void {
+  if (!span) return
+  const full = route.startsWith(baseUrl) ? route : `${baseUrl}${route}`
+  span.rename(`${method} ${full}`)
+  span.set({ [ATTRIBUTE.route]: full, [ATTRIBUTE.status]: status, [ATTRIBUTE.error]: code })
+  if (status >= 500) span.fail(code ?? String(status))
+  if (caller) span.end()
+  else span.endUnkept()
 }
 
 /** Converts an error thrown in the HTTP layer, such as an unreadable body, to a catalogued error. */

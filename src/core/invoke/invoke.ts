@@ -5,6 +5,8 @@ import type { Kind } from '../api/kind.ts'
 import type { Operation, OperationResult, StreamedBody } from '../api/operation.ts'
 import { AppError } from '../base/errors.ts'
 import type { Services } from '../base/services.ts'
+import { currentSpan } from '../base/telemetry.ts'
+import { MUSTER } from '../base/telemetry-names.ts'
 import { isPlanStale } from '../db/prepared-statements.ts'
 import { isForeignKeyViolation, isProjectDeleted } from '../db/sql.ts'
 import { withTenant } from '../db/tenant-context.ts'
@@ -51,11 +53,24 @@ async function runGuarded(inv: Invocation): Promise<OperationResult> {
     throw inv.caller?.end_user && !inv.operation.endUser?.presented ? endUserError(refusal) : refusal
   } finally {
     const { log } = inv.services
+    noteInSpan(inv)
     releaseStream(inv, response)
     await inv.received
       ?.discard()
       .catch(error => log.error({ err: error, request_id: inv.call.request.id }, 'upload discard failed'))
   }
+}
+
+/** Adds the call to the span that it is part of: of its request, or of the tool that makes it. */
+function noteInSpan({ operation, call, caller, project }: Invocation): void {
+  const span = currentSpan()
+  if (!span) return
+  span.set({
+    [MUSTER.operation]: operation.id,
+    [MUSTER.surface]: call.surface,
+    [MUSTER.principal]: caller && (caller.end_user ? 'actor' : caller.principal.type),
+  })
+  span.share({ [MUSTER.project]: project })
 }
 
 async function runSteps(inv: Invocation): Promise<OperationResult> {

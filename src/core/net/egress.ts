@@ -4,6 +4,8 @@
  */
 import { isIP } from 'node:net'
 import { buildConnector, FormData, Headers, Pool, fetch as undiciFetch } from 'undici'
+import { currentSpan, hostAttributes, type Span, type SpanStart, traceContext, traced } from '../base/telemetry.ts'
+import { ATTRIBUTE } from '../base/telemetry-names.ts'
 import { isPublic, parseAllowHosts, unwrapHostname } from './allow-hosts.ts'
 import { beginHostCall, type HostCall } from './hanging-calls.ts'
 import { ACCEPT_ENCODING, type BodyLimits, limitBody } from './limited-body.ts'
@@ -22,6 +24,8 @@ export type EgressOptions = {
   resolve: Resolve
   /** Certificate authorities (PEM) in place of the built-in ones. */
   ca?: string
+  /** Hosts that receive the trace context, in the syntax of `allowHosts`. */
+  propagateHosts?: string
   /** Idle timeout of `fetch`, before and within the response, default 10 min. */
   fetchIdleTimeoutMs?: number
 }
@@ -146,11 +150,13 @@ const CREDENTIAL_HEADERS = ['authorization', 'cookie', 'proxy-authorization']
 /** Sends requests to addresses that the rule permits. */
 class EgressClient implements Egress {
   readonly #allowList: ReturnType<typeof parseAllowHosts>
+  readonly #propagateList: ReturnType<typeof parseAllowHosts>
   readonly #lookup: ReturnType<typeof coalescedLookups>
   readonly #pools: Pools
 
   constructor(options: EgressOptions) {
     this.#allowList = parseAllowHosts(options.allowHosts)
+    this.#propagateList = parseAllowHosts(options.propagateHosts ?? '')
     this.#lookup = coalescedLookups(options.resolve)
     this.#pools = new Pools(options)
   }
@@ -201,8 +207,29 @@ class EgressClient implements Egress {
       : null
   }
 
+  /** Returns the context of the current span for a host that receives it; null for other hosts, and without telemetry. */
+  #contextFor(url: URL): string | null {
+    const context = traceContext()
+    if (context === null) return null
+    const { host, port } = hostAndPortOf(url)
+    const address = unwrapHostname(host)
+    const list = this.#propagateList
+    return list.allowsHost(host, port) || (address && list.allowsAddress(address, port)) ? context : null
+  }
+
   /** Sends a request and follows its redirects. */
-  async request(req: EgressRequest): Promise<EgressOutcome> {
+  request(req: EgressRequest): Promise<EgressOutcome> {
+    return currentSpan()?.hasRequests
+      ? traced(requestSpan, req, async span => {
+          const outcome = await this.#request(req)
+          if (outcome.kind === 'answer') noteStatus(span, outcome.status)
+          else span?.fail(outcome.kind === 'blocked' ? 'blocked' : outcome.reason)
+          return outcome
+        })
+      : this.#request(req)
+  }
+
+  async #request(req: EgressRequest): Promise<EgressOutcome> {
     const deadline = new Deadline(req.timeoutMs, req.waitMs)
     const abort = () => deadline.abort('aborted')
     if (req.signal?.aborted) abort()
@@ -224,6 +251,7 @@ class EgressClient implements Egress {
     if (!headers.has('accept-encoding')) headers.set('accept-encoding', ['accept-encoding', 'identity'])
     let location = req.url
     let from: URL | undefined
+    let isPropagated = false
     for (let hops = 0; ; hops++) {
       const to = await this.#resolveTarget(location, from, caller)
       // An invalid location in a webhook's redirect is a failure of the receiver, not a violation of the rule.
@@ -232,6 +260,12 @@ class EgressClient implements Egress {
       if (to.kind !== 'target') return to
       if (from && from.origin !== to.url.origin)
         for (const name of [...CREDENTIAL_HEADERS, ...(req.sensitiveHeaders ?? [])]) headers.delete(name.toLowerCase())
+
+      // A host that a redirect names is no host that the request was meant for.
+      const context = !from || from.host === to.url.host ? this.#contextFor(to.url) : null
+      if (context !== null) headers.set(TRACEPARENT, [TRACEPARENT, context])
+      else if (from && isPropagated) headers.delete(TRACEPARENT)
+      isPropagated = context !== null
 
       const hop = await this.#sendHop(to, { ...req, method, body }, headers, signal)
       if (hop.kind !== 'redirect') return hop
@@ -320,7 +354,17 @@ class EgressClient implements Egress {
   }
 
   /** Sends a request of a library. */
-  async fetch(
+  fetch(input: string | URL | Request, init: EgressFetchInit = {}): Promise<Response> {
+    if (!currentSpan()?.hasRequests) return this.#fetch(input, init)
+    const { url, method } = input instanceof Request ? input : { url: String(input), method: init.method ?? 'GET' }
+    return traced(requestSpan, { url, method }, async span => {
+      const response = await this.#fetch(input, init)
+      noteStatus(span, response.status)
+      return response
+    })
+  }
+
+  async #fetch(
     input: string | URL | Request,
     { tenant, maxBytes = DEFAULT_FETCH_BYTES, maxValues, untimed = false, ...init }: EgressFetchInit = {},
   ): Promise<Response> {
@@ -348,6 +392,8 @@ class EgressClient implements Egress {
     const headers = new Headers(merged.headers as Record<string, string>)
     headers.delete('host')
     if (!headers.has('accept-encoding')) headers.set('accept-encoding', ACCEPT_ENCODING)
+    const context = this.#contextFor(to.url)
+    if (context !== null) headers.set(TRACEPARENT, context)
     const body = merged.body instanceof globalThis.FormData ? toUndiciFormData(merged.body) : merged.body
     const isRepeatable = body == null || typeof body === 'string' || body instanceof Uint8Array
     const candidates = this.#pools.candidates(to)
@@ -396,6 +442,20 @@ export function createEgress(options: EgressOptions): Egress {
     fetch: (input, init) => client.fetch(input, init),
     close: () => client.close(),
   }
+}
+
+const TRACEPARENT = 'traceparent'
+
+/** The span of a request: host and method, not its path, which may contain values of callers. */
+const requestSpan = ({ url, method }: Pick<EgressRequest, 'url' | 'method'>): SpanStart => ({
+  name: method.toUpperCase(),
+  kind: 'client',
+  attributes: { [ATTRIBUTE.method]: method.toUpperCase(), ...hostAttributes(url) },
+})
+
+function noteStatus(span: Span | null, status: number): void {
+  span?.set({ [ATTRIBUTE.status]: status })
+  if (status >= 400) span?.fail(String(status))
 }
 
 /** Addresses of `localhost` (RFC 6761). */

@@ -41,6 +41,7 @@ export async function openServices(
     log.warn('SECRETS_ENCRYPTION_KEY is not set: the fixed development key is in use')
   const egress = createEgress({
     allowHosts: config.EGRESS_ALLOW_HOSTS,
+    propagateHosts: config.OTEL_PROPAGATE_HOSTS,
     resolve: openResolver({ servers: config.EGRESS_DNS_SERVERS }),
   })
   const queueConnections = options.role === 'worker' ? 6 : 2

@@ -3,6 +3,8 @@ import { AppError } from '../base/errors.ts'
 import { injectFault } from '../base/fault-injection.ts'
 import type { Logger } from '../base/log.ts'
 import type { Services } from '../base/services.ts'
+import { type Span, type SpanStart, traced } from '../base/telemetry.ts'
+import { MUSTER } from '../base/telemetry-names.ts'
 import { isTransient } from '../db/database-errors.ts'
 import { retryWhileUnavailable } from '../db/retry.ts'
 import { type Fragment, type Queryable, sql } from '../db/sql.ts'
@@ -69,12 +71,15 @@ export type AttemptOptions<Row, Columns> = {
   retry: RetryRule
   leaseMs: number
   ids: (entity: Row, claim: WorkClaim) => Record<string, unknown>
+  span?: (claimed: ClaimedWork<Row, Columns>) => SpanStart
   run: (attempt: WorkAttempt<Row, Columns>) => Promise<AttemptFields>
   fail: (tx: Tx, failed: FailedWork<Row, Columns>) => Promise<Record<string, unknown> | undefined>
   isFinal: (error: unknown) => boolean
   deferral: (error: unknown, claim: WorkClaim & Columns) => number | null
   lockFirst?: (tx: Tx, entity: Row) => Promise<unknown>
 }
+
+type ClaimedWork<Row, Columns> = { claim: WorkClaim & Columns; entity: Row }
 
 /** An item to abandon, with the error of its last attempt. */
 export type FailedWork<Row, Columns> = {
@@ -215,19 +220,39 @@ class AttemptClaim<Row, Columns> {
  * @throws RequeueError when the worker stops or `run` throws it, and transient database errors: both leave the message to the
  *   queue
  */
-export async function runAttempt<Row, Columns>(
+export const runAttempt = <Row, Columns>(
   context: JobContext,
   message: WorkMessage,
-  claimed: { claim: WorkClaim & Columns; entity: Row },
+  claimed: ClaimedWork<Row, Columns>,
   options: AttemptOptions<Row, Columns>,
+): Promise<void> =>
+  options.span
+    ? traced(options.span, claimed, span => makeAttempt(context, message, claimed, options, span))
+    : makeAttempt(context, message, claimed, options, null)
+
+/** Adds the outcome of an attempt to its span. */
+export function noteAttempt(span: Span | null, { outcome, code }: AttemptFields): void {
+  span?.set({ [MUSTER.outcome]: outcome })
+  if (typeof code === 'string') span?.fail(code)
+}
+
+async function makeAttempt<Row, Columns>(
+  context: JobContext,
+  message: WorkMessage,
+  claimed: ClaimedWork<Row, Columns>,
+  options: AttemptOptions<Row, Columns>,
+  span: Span | null,
 ): Promise<void> {
   const { services, signal, stopping } = context
   const { claim, entity } = claimed
   const { name } = options
   const started = performance.now()
   const item = new AttemptClaim(context, message, claimed, options)
-  const log = (fields: AttemptFields, error?: unknown): void =>
+  const log = (fields: AttemptFields, error?: unknown): void => {
+    noteAttempt(span, fields)
     logAttempt(services.log, name, started, { ...options.ids(entity, claim), attempt: claim.claims, ...fields }, error)
+  }
+  span?.set({ [MUSTER.attempt]: claim.claims })
   const requeueUncounted = async (): Promise<void> => {
     try {
       log({ outcome: (await item.requeueUncounted()) ? 'requeued' : 'claim_lost' })

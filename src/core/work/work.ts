@@ -3,6 +3,7 @@ import type { Config } from '../base/config.ts'
 import { declarations } from '../base/declarations.ts'
 import { type AppError, executorLost } from '../base/errors.ts'
 import type { Services } from '../base/services.ts'
+import type { SpanStart } from '../base/telemetry.ts'
 import type { Fragment } from '../db/sql.ts'
 import { withTriggerChain } from '../db/trigger-chain.ts'
 import { entityMailbox, type Queue, queueMessage, workQueue } from '../queues/queue.ts'
@@ -71,6 +72,8 @@ export type WorkDeclaration<Row, S extends Shape> = {
     dueIf?: Fragment
     also?: (services: Services, stopping: AbortSignal) => Promise<unknown>
   }
+  /** The span of an attempt, for work whose rows have a trace context. */
+  span?: (claimed: { entity: Row; claim: WorkClaim & Columns<S> }) => SpanStart
   /** Trigger chain of the work, if the entity stores it. */
   chain?: (entity: Row) => readonly string[] | undefined
   /** Runs before the claim; true skips it. */
@@ -272,6 +275,7 @@ class WorkKind<Row, S extends Shape> implements Work<Row, S> {
         leaseMs: this.#leaseSeconds(config) * 1000,
         ids: declaration.ids,
         lockFirst: declaration.lockFirst,
+        span: declaration.span,
         run: isLost ? attempt => this.#abandonLost(attempt) : declaration.run,
         fail: declaration.fail,
         isFinal: declaration.isFinal ?? (() => false),

@@ -1,6 +1,7 @@
 import { systemClock } from '../base/clock.ts'
 import { declarations } from '../base/declarations.ts'
 import { newId } from '../base/ids.ts'
+import { traceContext } from '../base/telemetry.ts'
 import { currentTriggerChain } from '../db/trigger-chain.ts'
 
 /** Prefix of IDs of events, whose kind is declared by a later area. */
@@ -83,6 +84,8 @@ export type StoredEvent = {
   created_at: string
   /** Trigger chain that caused the event, oldest first; not part of the envelope. */
   causation?: readonly string[]
+  /** Context of the span that caused the event; not part of the envelope. */
+  trace_context?: string
 }
 
 /** Data of an event in place of its row (`data`) or in addition to it (`extra`), and a preassigned `id`. */
@@ -114,5 +117,14 @@ export function makeEvent<Row extends EventRow>(
   const envelope = JSON.stringify({ id, event: name, project_id, ...resource, data, timestamp })
   const chain = currentTriggerChain()
   const causation = chain.length > 0 ? chain : undefined
-  return { id, project_id, name, ...resource, envelope, created_at: timestamp, causation }
+  return {
+    id,
+    project_id,
+    name,
+    ...resource,
+    envelope,
+    created_at: timestamp,
+    causation,
+    trace_context: traceContext() ?? undefined,
+  }
 }

@@ -203,11 +203,13 @@ function buildOutboxSql(
       packed: events.length > MAX_COMPRESSED ? undefined : compressEnvelope(event)?.toString('base64'),
     }))
     ctes.push(sql.fragment`outbox_events as (
-      insert into events (id, project_id, name, resource_type, resource_id, envelope, packed, created_at, causation, dispatched_at)
+      insert into events (id, project_id, name, resource_type, resource_id, envelope, packed, created_at, causation, trace_context,
+        dispatched_at)
       select e.id, e.project_id, e.name, e.resource_type, e.resource_id, case when w.text then e.envelope end,
-        case when not w.text then decode(e.packed, 'base64') end, e.created_at, e.causation, case when not w.wanted then now() end
+        case when not w.text then decode(e.packed, 'base64') end, e.created_at, e.causation, e.trace_context, case when not w.wanted then now() end
       from json_to_recordset(${JSON.stringify(eventRows)}::json) as e (id text, project_id text, name text, resource_type text,
-        resource_id text, envelope text, packed text, created_at timestamptz, causation jsonb)
+        resource_id text, envelope text, packed text, created_at timestamptz, causation jsonb,
+        trace_context text)
       cross join lateral (select wanted, wanted or e.packed is null as text from (select ${isWanted} as wanted) w) w
       where ${guard}
       returning dispatched_at)`)

@@ -1,6 +1,8 @@
+import { z } from 'zod'
 import { AppError, type RecordedFailure } from '#core/base/errors.ts'
 import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
+import { MUSTER } from '#core/base/telemetry-names.ts'
 import { triggerChainOf } from '#core/iam/caller.ts'
 import { queueMessage } from '#core/queues/queue.ts'
 import type { AttemptFields } from '#core/work/attempt.ts'
@@ -23,7 +25,7 @@ export const evalItemWork = work({
   entity: itemEntity,
   table: itemEntity.table,
   entityColumn: 'id',
-  columns: {},
+  columns: { trace_context: z.string().nullable(), created_at: z.string() },
   ids: ({ id, eval_run_id }) => ({ result_id: id, eval_run_id }),
   leaseSeconds: ({ EVAL_TASK_LEASE_TTL_MS }) =>
     Math.min(Math.ceil(EVAL_TASK_LEASE_TTL_MS / 1000), MAX_MESSAGE_LEASE_SECONDS),
@@ -42,6 +44,13 @@ export const evalItemWork = work({
     dueIf: hasEvalWork,
     also: wakeUnsettledRuns,
   },
+  span: ({ entity, claim }) => ({
+    name: 'eval item',
+    unit: true,
+    from: { context: claim.trace_context, at: claim.created_at },
+    shared: { [MUSTER.project]: entity.project_id },
+    attributes: { [MUSTER.evalRun]: entity.eval_run_id, [MUSTER.evalResult]: entity.id },
+  }),
   chain: ({ run }) => triggerChainOf(run.authority),
   onUnclaimed: ({ work_id }, { services }) => checkTurn(services, work_id),
   run: attempt => (attempt.entity.generation_id === null ? startTurn(attempt) : scoreItem(attempt)),

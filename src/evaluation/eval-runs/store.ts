@@ -2,6 +2,7 @@ import { z } from 'zod'
 import type { EndUser } from '#control/retention/erasure.ts'
 import type { RecordedFailure } from '#core/base/errors.ts'
 import { storableText } from '#core/base/storable-text.ts'
+import { traceContext } from '#core/base/telemetry.ts'
 import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { copiedRowIds } from '../datasets/store.ts'
 import { type EvalRunRow, evalResultKind, OpenItem, RESULT_STATES, type Score } from './model.ts'
@@ -23,9 +24,9 @@ export const insertEvalItems = (
 ) =>
   db.query(voidStatement`
     insert into eval_results (id, project_id, eval_run_id, item_id, input, expected_output, metadata, bytes,
-      source_generation_id, source_conversation_id, source_actor_id)
+      source_generation_id, source_conversation_id, source_actor_id, trace_context)
     select n.id, ${run.project_id}, ${run.id}, i.id, i.input, i.expected_output, i.metadata, i.bytes,
-      i.source_generation_id, i.source_conversation_id, i.source_actor_id
+      i.source_generation_id, i.source_conversation_id, i.source_actor_id, ${traceContext()}
     from ${sql.unnest(
       items.map(item => [item.id, item.item_id]),
       ['text', 'text'],

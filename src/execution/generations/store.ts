@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { type FileRow, fileKind } from '#content/files/model.ts'
+import { isTracing, traceContext } from '#core/base/telemetry.ts'
 import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { type MemoryEntryRow, memoryEntryKind } from '#memory/entries/model.ts'
 import { type JournalRow, journalInsert } from './journal/store.ts'
@@ -204,13 +205,21 @@ export async function resumeTurn(
   { entries, sealedData, streamed }: { entries: readonly JournalRow[]; sealedData: string; streamed: boolean },
 ): Promise<void> {
   const guard = sql.fragment`exists (select 1 from resumed)`
+  const { content_mode } = generation
+  // The turn continues in the trace of the request that resumes it.
+  const context = content_mode === 'full' ? sql.fragment`, trace_context = ${traceContext()}` : sql.fragment``
+  const caused =
+    content_mode === 'none' && isTracing()
+      ? sql.fragment`, caused as (
+          update generation_work set trace_context = ${traceContext()} where generation_id = ${generation.id} and ${guard})`
+      : sql.fragment``
   await db.query(voidStatement`
     with resumed as (
         update generations set status = 'in_progress', handed_back = true, required_action = null, streamed = streamed or ${streamed},
           journalled = journalled + 1, last_activity_at = now(), updated_at = now()
         where id = ${generation.id} and status = 'requires_action' returning id),
-      entries as (${journalInsert(generation, entries, guard)})
-    update ${turnDataTable(generation.content_mode)} set sealed = ${sealedData} where generation_id = ${generation.id} and ${guard}`)
+      entries as (${journalInsert(generation, entries, guard)}) ${caused}
+    update ${turnDataTable(content_mode)} set sealed = ${sealedData} ${context} where generation_id = ${generation.id} and ${guard}`)
 }
 
 /** Stores the recalled knowledge of a turn. Returns false if the claim was lost. */

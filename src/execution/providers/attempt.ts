@@ -1,6 +1,8 @@
 import type { Services } from '#core/base/services.ts'
+import { traced } from '#core/base/telemetry.ts'
 import { CallProgress } from './call-progress.ts'
 import { callSdk } from './call-sdk.ts'
+import { modelCallSpan, noteModelCall } from './call-span.ts'
 import { estimatedUsage } from './estimated-usage.ts'
 import { type ModelFailure, modelFailure, type TimeLimit } from './failure.ts'
 import { countModelCall } from './metrics.ts'
@@ -27,12 +29,25 @@ export type ModelCallOutcome = { isShown: boolean } & (
  * Makes one attempt. A vendor failure or an invalid record is returned as a value; only an abort by the caller is
  * thrown, and what had arrived is reported to `request.onUnused`, because vendors bill it.
  */
-export async function attemptCall(
+export const attemptCall = (
   services: Services,
   client: ModelClient,
   provider: ProviderRow,
   model: string,
   request: ModelRequest,
+): Promise<ModelCallOutcome> =>
+  traced(modelCallSpan, { provider, model, request }, async span => {
+    const progress = new CallProgress()
+    const outcome = await attemptOnce(services, { client, provider, model }, request, progress)
+    if (span) noteModelCall(span, outcome, progress)
+    return outcome
+  })
+
+async function attemptOnce(
+  services: Services,
+  { client, provider, model }: { client: ModelClient; provider: ProviderRow; model: string },
+  request: ModelRequest,
+  progress: CallProgress,
 ): Promise<ModelCallOutcome> {
   request.signal.throwIfAborted()
   const deadline = new AbortController()
@@ -47,7 +62,6 @@ export async function attemptCall(
   const total: TimeLimit = { kind: 'total', ms: request.timeout_ms ?? MODEL_CALL_TIMEOUT_MS }
   const idle: TimeLimit = { kind: 'idle', ms: MODEL_STREAM_IDLE_MS }
   let timer: NodeJS.Timeout | undefined
-  const progress = new CallProgress()
   const recordMetrics = (outcome: 'answered' | 'failed' | 'timed_out' | 'aborted') =>
     countModelCall(provider, model, { outcome, durationMs: progress.durationMs, firstPieceMs: progress.firstPieceMs })
   const target = { ai_provider_id: provider.id, model }

@@ -18,6 +18,7 @@ export class CallProgress {
   #characters = 0
   #usage: ModelUsage | null = null
   #isShown = false
+  #responseId: string | null = null
   #pieces = 0
   #argumentPieces = 0
   #begunCalls = 0
@@ -44,6 +45,15 @@ export class CallProgress {
   /** Whether the caller received a part of the answer. */
   get isShown(): boolean {
     return this.#isShown
+  }
+
+  /** The vendor's ID of the answer; null if it names none. */
+  get responseId(): string | null {
+    return this.#responseId
+  }
+
+  nameResponse(id: string | undefined): void {
+    this.#responseId = id ?? this.#responseId
   }
 
   /** Records that the caller received a part of the answer. */

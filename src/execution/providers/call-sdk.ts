@@ -95,6 +95,7 @@ async function readAnswer(
 ): Promise<RawAnswer> {
   const { content: parts, warnings, response, ...end } = await watch.run(() => vendor.doGenerate(options))
   dropped?.read(response?.body)
+  progress.nameResponse(response?.id)
   const content = [...parts, ...(dropped?.sources ?? [])]
   progress.countCalls(content.filter(({ type }) => type === 'tool-call').length)
   const answer = rawAnswer(
@@ -143,8 +144,10 @@ async function readParts(
     } else if (part.type === 'text-start') bounds.begin(part)
     else if (part.type === 'reasoning-delta') shown.reasoning.add(part.delta)
     else if (part.type === 'stream-start') warnings = part.warnings
-    else if (part.type === 'response-metadata') modelId = part.modelId ?? modelId
-    else if (part.type === 'error') throw part.error
+    else if (part.type === 'response-metadata') {
+      modelId = part.modelId ?? modelId
+      progress.nameResponse(part.id)
+    } else if (part.type === 'error') throw part.error
     else if (part.type === 'finish') {
       const parts = [...content.parts(), ...(dropped?.sources ?? [])]
       const reported = reports(reportedEnd(part, [...parts, ...(dropped?.searches ?? [])], modelId))

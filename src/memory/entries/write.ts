@@ -9,6 +9,8 @@ import { raise, raiseInvalid } from '#core/base/errors.ts'
 import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import { storableText } from '#core/base/storable-text.ts'
+import { type SpanStart, traced } from '#core/base/telemetry.ts'
+import { ATTRIBUTE, MUSTER, OPERATION } from '#core/base/telemetry-names.ts'
 import { isForeignKeyViolation, type Queryable, sql } from '#core/db/sql.ts'
 import type { Outbox, Tx } from '#core/writes/writer.ts'
 import { embedContent } from '../facts/embed.ts'
@@ -85,18 +87,24 @@ const MAX_SEARCHES = 20
  * @throws RESOURCE_NOT_FOUND for a missing store or a missing memory to replace; ACTOR_NOT_FOUND; VALIDATION_FAILED;
  *   QUOTA_EXCEEDED
  */
-export async function writeFact(
-  services: Services,
-  submitted: SubmittedFact,
-  options: {
-    dryRun?: boolean
-    state?: StoreState | null
-    check?: (store: MemoryStoreRow) => Promise<void>
-    onMatch?: (match: MatchedMemory) => void
-    within?: (tx: Tx, written: Written) => Promise<void>
-    admitted?: boolean
-  } = {},
-): Promise<Written> {
+export const writeFact = (services: Services, submitted: SubmittedFact, options: WriteOptions = {}): Promise<Written> =>
+  traced(factSpan, submitted, () => write(services, submitted, options))
+
+type WriteOptions = {
+  dryRun?: boolean
+  state?: StoreState | null
+  check?: (store: MemoryStoreRow) => Promise<void>
+  onMatch?: (match: MatchedMemory) => void
+  within?: (tx: Tx, written: Written) => Promise<void>
+  admitted?: boolean
+}
+
+const factSpan = ({ memory_store_id }: SubmittedFact): SpanStart => ({
+  name: OPERATION.upsertMemory,
+  attributes: { [ATTRIBUTE.operation]: OPERATION.upsertMemory, [MUSTER.store]: memory_store_id },
+})
+
+async function write(services: Services, submitted: SubmittedFact, options: WriteOptions): Promise<Written> {
   const fact = parseFact(submitted)
   const { admitted, state, check } = options
   const reportMatch = ({ action, match, similarity }: Decision, store: FactComparison['store']): void => {
@@ -111,7 +119,7 @@ export async function writeFact(
     reportMatch(decision, comparison.store)
     return dryRunResult(prepared.store, fact, decision)
   }
-  const write = (prepared: PreparedFact): Promise<Written | null> =>
+  const writeNow = (prepared: PreparedFact): Promise<Written | null> =>
     services.write(async tx => {
       const { id, project_id } = prepared.store
       await lockForWrite(tx, { id, project_id, actor_id: fact.actor_id })
@@ -127,7 +135,7 @@ export async function writeFact(
   try {
     let prepared = await prepareFact(services, fact, { admitted, state, check })
     for (let search = 1; search <= MAX_SEARCHES; search++) {
-      const written = await (options.dryRun ? dryRun(prepared) : write(prepared))
+      const written = await (options.dryRun ? dryRun(prepared) : writeNow(prepared))
       if (written) return written
       prepared = await prepareFact(services, fact, { admitted, again: true })
     }

@@ -193,6 +193,7 @@ export const RunRow = z.object({
   completed_at: z.string().nullable(),
   created_at: z.string(),
   updated_at: z.string(),
+  trace_context: z.string().nullable(),
 })
 export type RunRow = z.output<typeof RunRow>
 
@@ -222,6 +223,7 @@ export function presentRun(row: RunRow): OrchestrationRunRecord {
     awaited,
     due_at,
     queued_at,
+    trace_context,
     ...fields
   } = shown
   const state = longWorkState(row)

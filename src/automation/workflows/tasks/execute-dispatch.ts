@@ -5,6 +5,7 @@ import { AppError, type RecordedFailure, raise, recordedFailure } from '#core/ba
 import { injectFault } from '#core/base/fault-injection.ts'
 import type { Services } from '#core/base/services.ts'
 import { storableValue } from '#core/base/storable-text.ts'
+import { MUSTER } from '#core/base/telemetry-names.ts'
 import { isTransient } from '#core/db/database-errors.ts'
 import { retryWhileUnavailable } from '#core/db/retry.ts'
 import { type Fragment, type Queryable, sql } from '#core/db/sql.ts'
@@ -64,6 +65,14 @@ export const dispatchWork = work({
     dueIf: hasDueTasks,
     also: sweepTasks,
   },
+  span: ({ entity, claim }) => ({
+    name: `task ${entity.state}`,
+    unit: true,
+    // A result arrives after work that may have waited for a person.
+    from: { context: claim.trace_context, at: entity.updated_at, linked: claim.result_id !== null },
+    shared: { [MUSTER.project]: entity.project_id },
+    attributes: { [MUSTER.task]: entity.id, [MUSTER.dispatch]: claim.kind },
+  }),
   chain: ({ authority }) => triggerChainOf(authority),
   async run(attempt) {
     const { services, entity, claim, suspend } = attempt

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { raise } from '#core/base/errors.ts'
+import { traceContext } from '#core/base/telemetry.ts'
 import { countStatement, type Fragment, idStatement, type Queryable, sql } from '#core/db/sql.ts'
 import type { TransitionRow } from './history.ts'
 import { type TaskRow, taskKind } from './model.ts'
@@ -34,14 +35,15 @@ export const historyInsert = (rows: readonly TransitionRow[], guard: Fragment): 
 
 /** Returns the CTE that inserts a dispatch or replaces the previous dispatch of the task. */
 export const dispatchWrite = (dispatch: NewDispatch, guard: Fragment): Fragment => sql.fragment`
-  insert into task_dispatches as d (task_id, id, project_id, entry_seq, attempt, kind, state, due_at)
+  insert into task_dispatches as d (task_id, id, project_id, entry_seq, attempt, kind, state, trace_context, due_at)
   select ${dispatch.task_id}, ${dispatch.id}, ${dispatch.project_id}, ${dispatch.entry_seq}::integer, ${dispatch.attempt}::integer,
-    ${dispatch.kind}, ${dispatch.state}, ${
+    ${dispatch.kind}, ${dispatch.state}, ${traceContext()}, ${
       dispatch.state === 'held' ? sql.fragment`null` : sql.fragment`now() + ${dispatch.delay_ms} * interval '1 ms'`
     }
   where ${guard}
   on conflict (task_id) do update set id = excluded.id, entry_seq = excluded.entry_seq, attempt = excluded.attempt,
-    kind = excluded.kind, state = excluded.state, due_at = excluded.due_at, result_id = null, claims = 0, losses = 0, failures = 0`
+    kind = excluded.kind, state = excluded.state, due_at = excluded.due_at, result_id = null, claims = 0, losses = 0, failures = 0,
+    trace_context = excluded.trace_context`
 
 export const dispatchDelete = (taskId: string, guard: Fragment): Fragment => sql.fragment`
   delete from task_dispatches where task_id = ${taskId} and ${guard}`
@@ -51,6 +53,7 @@ export const dispatchColumns = {
   kind: z.enum(['agent', 'orchestration', 'tool', 'trigger']),
   attempt: z.int(),
   result_id: z.string().nullable(),
+  trace_context: z.string().nullable(),
 }
 export type DispatchColumns = z.output<z.ZodObject<typeof dispatchColumns>>
 

@@ -3,6 +3,8 @@ import { checkSpend } from '#control/quotas/spend.ts'
 import { AppError, raise } from '#core/base/errors.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
+import { type SpanStart, traced } from '#core/base/telemetry.ts'
+import { ATTRIBUTE, MUSTER, OPERATION } from '#core/base/telemetry-names.ts'
 import { BatchedEmbedding, type EmbeddedBatch } from './batches.ts'
 import { LOCAL_MODEL, localVectors } from './local.ts'
 import type { EmbeddingModel, EmbedOptions } from './model.ts'
@@ -37,7 +39,7 @@ function createEmbedder(services: Services): Embedder {
       : new BatchedEmbedding(services, model)
   const queries = new LRUCache<string, Float32Array>({ max: QUERY_CACHE_SIZE, ttl: QUERY_CACHE_TTL_MS })
 
-  const embed: Embedder['embed'] = async (texts, options) => {
+  const embedNow: Embedder['embed'] = async (texts, options) => {
     if (!backend) raise('EMBEDDING_NOT_CONFIGURED')
     options.signal?.throwIfAborted()
     if (texts.length === 0) return []
@@ -47,6 +49,10 @@ function createEmbedder(services: Services): Embedder {
     if (options.complete ? vectors.some(isMissing) : vectors.every(isMissing)) throw providerError(failure)
     return vectors
   }
+
+  // Calls of the provider combine the texts of several callers; each has a separate span.
+  const embed: Embedder['embed'] = (texts, options) =>
+    traced(embeddingSpan, { model, texts }, () => embedNow(texts, options))
 
   return {
     configured: model !== null,
@@ -61,6 +67,17 @@ function createEmbedder(services: Services): Embedder {
     },
   }
 }
+
+const embeddingSpan = ({ model, texts }: { model: EmbeddingModel | null; texts: string[] }): SpanStart => ({
+  name: `${OPERATION.embeddings} ${model?.model ?? ''}`.trim(),
+  kind: 'client',
+  attributes: {
+    [ATTRIBUTE.operation]: OPERATION.embeddings,
+    [ATTRIBUTE.provider]: model?.provider,
+    [ATTRIBUTE.requestModel]: model?.model,
+    [MUSTER.batch]: texts.length,
+  },
+})
 
 /**
  * Checks the spend quotas of a project before its texts are embedded. The local model is free.

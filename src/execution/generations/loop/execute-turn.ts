@@ -3,6 +3,7 @@ import { raise } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
 import { HOLDER } from '#core/base/holder.ts'
 import type { Services } from '#core/base/services.ts'
+import { traced } from '#core/base/telemetry.ts'
 import { databaseErrorKind, isTransient } from '#core/db/database-errors.ts'
 import { withTriggerChain } from '#core/db/trigger-chain.ts'
 import { triggerChainOf } from '#core/iam/caller.ts'
@@ -33,6 +34,7 @@ import { referenceMessages } from './shared-state.ts'
 import { outputSchemaOf, stepSettings, stoppingTools } from './step-settings.ts'
 import { TurnAttempt } from './turn-attempt.ts'
 import { ownedTurn, type TurnContext } from './turn-owner.ts'
+import { noteTurn, turnSpan } from './turn-span.ts'
 import { type LoadedTurn, loadTurn } from './turn-store.ts'
 
 type StepSettings = ReturnType<typeof stepSettings>
@@ -74,7 +76,13 @@ export async function executeTurn(
   if (mustWaitForModel(loaded.generation)) return 'waiting'
   const source = context.source ?? ownedTurn(loaded.generation)
   const turn = new TurnAttempt(services, loaded, { ...context, source })
-  const exit = await withTriggerChain(triggerChainOf(loaded.generation.authority), () => runAttempt(turn))
+  const exit = await withTriggerChain(triggerChainOf(loaded.generation.authority), () =>
+    traced(turnSpan, turn, async span => {
+      const exit = await runAttempt(turn)
+      if (span) noteTurn(span, turn, exit)
+      return exit
+    }),
+  )
   // Another worker may have started and requeued the turn after it was loaded.
   const isStale = preloaded !== null && exit === 'claim_lost' && !turn.isClaimed && !context.signal.aborted
   return isStale ? executeTurn(services, generationId, context) : exit

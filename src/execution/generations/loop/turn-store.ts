@@ -33,6 +33,7 @@ const LoadedTurn = z.object({
   loaded_tools: z.array(z.custom<ToolRow>()),
   loaded_frame: z.int(),
   loaded_root: z.string().nullable(),
+  loaded_context: z.string().nullable(),
 })
 const loadedTurnRow = sql.type(LoadedTurn)
 
@@ -63,6 +64,8 @@ export type LoadedTurn = {
   lastFrame: number
   /** Root of the trace tree; null if the turn's trace is the root. */
   rootTrace: string | null
+  /** Context of the span that caused the turn, or its last resumption; null without telemetry. */
+  traceContext: string | null
 }
 
 /** Tools (`tl`) that the bindings of an agent `a` refer to, as from item with its condition. */
@@ -86,7 +89,8 @@ const turnSelect = (where: Fragment, agent: Fragment = servedAgentOfTurn): Fragm
       case when a.tool_bindings is not null then (
         select coalesce(json_agg(tl), '[]') from ${boundTools}) else '[]' end as loaded_tools,
       coalesce((select max(f.seq) from stream_frames f where f.generation_id = t.id), 0) as loaded_frame,
-      (select tr.root_trace_id from traces tr where tr.id = t.trace_id) as loaded_root
+      (select tr.root_trace_id from traces tr where tr.id = t.trace_id) as loaded_root,
+      w.trace_context as loaded_context
     from generations t
     left join ${agent} a on true
     join projects p on p.id = t.project_id
@@ -173,6 +177,7 @@ function loadedTurn(row: z.output<typeof LoadedTurn>): LoadedTurn {
     loaded_tools,
     loaded_frame,
     loaded_root,
+    loaded_context,
     ...generation
   } = row
   return {
@@ -189,6 +194,7 @@ function loadedTurn(row: z.output<typeof LoadedTurn>): LoadedTurn {
     tools: loaded_tools,
     lastFrame: loaded_frame,
     rootTrace: loaded_root,
+    traceContext: loaded_context,
   }
 }
 

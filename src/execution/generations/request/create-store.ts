@@ -48,6 +48,7 @@ export type NewTurn = Pick<
   agent_revision: string | null
   /** The process that executes the turn from now on; null for a turn that waits for a worker. */
   holder: string | null
+  trace_context: string | null
 }
 
 /**
@@ -140,8 +141,8 @@ export function newTurnParts(turn: NewTurn, extra: ExtraCtes = { ctes: [] }): St
         ${started ? 'in_progress' : 'pending'}, ${started ? 1 : 0}::int, case when ${started} then version end, ${startedAt}::timestamptz, ${startedAt}::timestamptz
       from runnable)`,
     sql.fragment`open as (
-      insert into generation_work (generation_id, sealed, holder)
-      select ${turn.id}, case when mode = 'full' then ${turn.sealedData} end, ${turn.holder} from runnable)`,
+      insert into generation_work (generation_id, sealed, holder, trace_context)
+      select ${turn.id}, case when mode = 'full' then ${turn.sealedData} end, ${turn.holder}, ${turn.trace_context} from runnable)`,
     sql.fragment`hidden as (insert into generation_work_unlogged (generation_id, sealed) select ${turn.id}, ${turn.sealedData} from runnable where mode = 'none')`,
     ...extra.ctes,
   ]

@@ -7,6 +7,7 @@ import { raise, raiseInvalid } from '#core/base/errors.ts'
 import { HOLDER } from '#core/base/holder.ts'
 import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
+import { traceContext } from '#core/base/telemetry.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import type { PrincipalRecord } from '#core/iam/caller.ts'
 import { entityMailbox } from '#core/queues/queue.ts'
@@ -183,6 +184,7 @@ function buildTurn(services: Services, input: TurnInput): NewTurn {
     sealedData: sealTurnData(services, { id, project_id: input.project_id }, data),
     agent_revision: input.agent_revision ?? null,
     holder: null,
+    trace_context: traceContext(),
   }
 }
 
@@ -417,6 +419,7 @@ export async function createStartedTurn(
     tools: [],
     lastFrame: generation.streamed ? 1 : 0,
     rootTrace: turn.root_trace_id,
+    traceContext: turn.trace_context,
   }
 }
 
@@ -445,6 +448,7 @@ function startedRow(turn: NewTurn, agent: RunnableAgent): GenerationRow {
     sealedData: _sealedData,
     agent_revision: _revision,
     holder: _holder,
+    trace_context: _context,
     unstored,
     assigned,
     created_at: now,

@@ -4,6 +4,9 @@ import { systemClock } from '#core/base/clock.ts'
 import { AppError } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
 import { storableValue } from '#core/base/storable-text.ts'
+import type { SpanStart } from '#core/base/telemetry.ts'
+import { traced } from '#core/base/telemetry.ts'
+import { ATTRIBUTE, MUSTER, OPERATION } from '#core/base/telemetry-names.ts'
 import { callTool, openCall } from '#execution/tools/call.ts'
 import { callFailed, failedCall, UNKNOWN } from '../journal/step.ts'
 import type { Entry } from '../journal/store.ts'
@@ -152,10 +155,35 @@ function nestedTurnEvents(tool_call_id: string, { tool: { action, callable }, ar
 }
 
 /** Makes a call and returns its outcome with its times. */
-async function timedCall(input: ToolCallsInput, call: AllowedCall): Promise<ToolCallOutcome> {
-  const started_at = systemClock.now().toISOString()
-  const outcome = await makeCall(input, call)
-  return { ...outcome, started_at, completed_at: systemClock.now().toISOString() }
+const timedCall = (input: ToolCallsInput, call: AllowedCall): Promise<ToolCallOutcome> =>
+  traced(toolSpan, { input, call }, async span => {
+    const started_at = systemClock.now().toISOString()
+    const outcome = await makeCall(input, call)
+    if (outcome.error) span?.fail(outcome.error.code)
+    return { ...outcome, started_at, completed_at: systemClock.now().toISOString() }
+  })
+
+function toolSpan({
+  input: { step },
+  call: { tool, position },
+}: {
+  input: Pick<ToolCallsInput, 'step'>
+  call: AllowedCall
+}): SpanStart {
+  const { type } = tool.callable
+  return {
+    name: `${OPERATION.tool} ${tool.name}`,
+    requests: true,
+    attributes: {
+      [ATTRIBUTE.operation]: OPERATION.tool,
+      [ATTRIBUTE.toolName]: tool.name,
+      [ATTRIBUTE.toolCall]: step.tool_calls[position].id,
+      [ATTRIBUTE.toolType]: type === 'client' ? 'function' : 'extension',
+      [ATTRIBUTE.mcpMethod]: type === 'mcp' ? 'tools/call' : null,
+      [MUSTER.toolKind]: type,
+      [MUSTER.verdict]: 'execute',
+    },
+  }
 }
 
 async function makeCall(input: ToolCallsInput, { position, tool, args }: AllowedCall): Promise<ToolCallOutcome> {

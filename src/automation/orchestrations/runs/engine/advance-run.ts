@@ -2,6 +2,7 @@ import type { Graph } from '#automation/orchestrations/definition/graph.ts'
 import type { RecordedFailure } from '#core/base/errors.ts'
 import { HOLDER } from '#core/base/holder.ts'
 import type { Services } from '#core/base/services.ts'
+import { traced } from '#core/base/telemetry.ts'
 import { rowFromJson } from '#core/db/sql.ts'
 import { withTriggerChain } from '#core/db/trigger-chain.ts'
 import { triggerChainOf } from '#core/iam/caller.ts'
@@ -18,6 +19,7 @@ import type { AdvanceResult, CachedRun, PastExecutions } from './node-execution.
 import { type ClaimedNode, type NodeExecutionRow, STATEMENT_TIMES } from './node-execution-store.ts'
 import { loadPinnedGraph } from './pinned-graph.ts'
 import { jsonBytes } from './run-state.ts'
+import { noteRun, runSpan } from './spans.ts'
 import { startNode } from './start-node.ts'
 
 /** Failures of runs whose graph cannot be executed. */
@@ -58,7 +60,11 @@ export async function advanceRun(
     : await lockWithDriver(tx, services, runId)
   if (!loaded || isRunTerminal(loaded)) return null
   return withTriggerChain(triggerChainOf(loaded.authority), () =>
-    advanceLoaded(tx, services, { loaded, driven, readAt }, options),
+    traced(runSpan, loaded, async span => {
+      const after = await advanceLoaded(tx, services, { loaded, driven, readAt }, options)
+      if (span && after) noteRun(span, after.run)
+      return after
+    }),
   )
 }
 

@@ -9,6 +9,7 @@ import { eventLoopYielder } from '#core/base/event-loop.ts'
 import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import { storableValue } from '#core/base/storable-text.ts'
+import { traceContext } from '#core/base/telemetry.ts'
 import { isTransient } from '#core/db/database-errors.ts'
 import { isDueSoon } from '#core/queues/queue.ts'
 import type { Tx } from '#core/writes/writer.ts'
@@ -226,6 +227,7 @@ export class Advance {
       started_at: this.nowText,
       completed_at: null,
       created_at: this.nowText,
+      trace_context: traceContext(),
       ...row,
     }
     this.open.set(added.id, added)

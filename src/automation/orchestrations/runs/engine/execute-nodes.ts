@@ -5,11 +5,12 @@ import { timeIn } from '#core/base/clock.ts'
 import { AppError } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
 import type { Services } from '#core/base/services.ts'
+import { type Span, traced } from '#core/base/telemetry.ts'
 import { databaseErrorKind, isTransient } from '#core/db/database-errors.ts'
 import { retryWhileUnavailable } from '#core/db/retry.ts'
 import { withTriggerChain } from '#core/db/trigger-chain.ts'
 import { triggerChainOf } from '#core/iam/caller.ts'
-import { logAttempt } from '#core/work/attempt.ts'
+import { logAttempt, noteAttempt } from '#core/work/attempt.ts'
 import { ClaimLostError } from '#core/work/handler.ts'
 import type { ToolRow } from '#execution/tools/model.ts'
 import { runKnowledgeNode, runMemoryNode } from '../nodes/knowledge.ts'
@@ -23,6 +24,7 @@ import { type ClaimedNode, claimedNode, renewLease, requeueNode } from './node-e
 import { loadPinnedGraph } from './pinned-graph.ts'
 import { nodeFailed } from './run-state.ts'
 import { settleNode, settleNodes } from './settle-nodes.ts'
+import { nodeSpan } from './spans.ts'
 
 type NodeExecutor = (work: NodeWork, endNodeInTx: EndNodeInTx) => Promise<NodeWorkOutcome | AdvanceResult | null>
 
@@ -58,7 +60,7 @@ export async function executeNodes(
     const mayContinue = () => !stopping.aborted && performance.now() < until
     const current: Work = { execution, cached, tool }
     const after: AdvanceResult | null = await withTriggerChain(triggerChainOf(execution.authority), () =>
-      executeNode(services, current, signal, mayContinue),
+      traced(nodeSpan, current.execution, span => executeNode(services, current, signal, mayContinue, span)),
     )
     execution = after?.claimed[0] ? claimedNode(after.claimed[0], after.run) : null
     cached = after?.cached ?? null
@@ -73,6 +75,7 @@ async function executeNode(
   { execution, cached, tool }: Work,
   signal: AbortSignal,
   mayContinue: () => boolean,
+  span: Span | null,
 ): Promise<AdvanceResult | null> {
   const lease = new Lease(services, execution, signal)
   const started = performance.now()
@@ -83,8 +86,10 @@ async function executeNode(
     attempt: execution.attempt,
     delivery: execution.deliveries,
   }
-  const log = (outcome: string, fields: object = {}) =>
+  const log = (outcome: string, fields: object = {}) => {
+    noteAttempt(span, { ...fields, outcome })
     logAttempt(services.log, nodeExecutionQueue.name, started, { ...ids, ...fields, outcome })
+  }
   const following: ClaimedNode[] = []
   const endOf = (outcome: NodeEnd['outcome']): NodeEnd => ({
     execution,

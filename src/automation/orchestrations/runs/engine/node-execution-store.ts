@@ -80,6 +80,7 @@ export const NodeExecutionRow = z.object({
   started_at: z.string().nullable(),
   completed_at: z.string().nullable(),
   created_at: z.string(),
+  trace_context: z.string().nullable(),
 })
 export type NodeExecutionRow = z.output<typeof NodeExecutionRow>
 
@@ -88,7 +89,18 @@ const executionRow = sql.type(NodeExecutionRow)
 
 const COLUMNS = Object.keys(NodeExecutionRow.shape) as (keyof NodeExecutionRow)[]
 /** Columns of a node execution that never change. */
-const FIXED = ['id', 'run_id', 'project_id', 'node_id', 'node_type', 'attempt', 'round', 'input', 'created_at']
+const FIXED = [
+  'id',
+  'run_id',
+  'project_id',
+  'node_id',
+  'node_type',
+  'attempt',
+  'round',
+  'input',
+  'created_at',
+  'trace_context',
+]
 const CHANGING = COLUMNS.filter(column => !FIXED.includes(column))
 const inserted = jsonColumns('orchestration_node_executions', COLUMNS)
 const updated = jsonColumns('orchestration_node_executions', CHANGING)

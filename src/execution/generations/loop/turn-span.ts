@@ -1,0 +1,50 @@
+import { systemClock } from '#core/base/clock.ts'
+import type { Span, SpanStart } from '#core/base/telemetry.ts'
+import { ATTRIBUTE, MUSTER, OPERATION, providerName } from '#core/base/telemetry-names.ts'
+import type { TurnAttempt } from './turn-attempt.ts'
+
+/** The span of an attempt at a turn. */
+export function turnSpan({ agent, generation, loaded }: TurnAttempt): SpanStart {
+  const { name, model } = agent ?? {}
+  const { provider, route } = loaded
+  const first = provider ?? route?.providers.find(({ id }) => id === route.route.targets[0].ai_provider_id)
+  const waitMs = systemClock.now().getTime() - new Date(generation.updated_at).getTime()
+  return {
+    name: `${OPERATION.agent} ${name ?? ''}`.trim(),
+    unit: true,
+    from: { context: loaded.traceContext, at: generation.updated_at },
+    shared: {
+      [MUSTER.project]: generation.project_id,
+      [MUSTER.run]: generation.orchestration_run_id,
+      [ATTRIBUTE.session]: generation.session_id,
+      [ATTRIBUTE.conversation]: generation.conversation_id,
+    },
+    attributes: {
+      [ATTRIBUTE.operation]: OPERATION.agent,
+      [ATTRIBUTE.provider]: first && providerName(first.provider),
+      [ATTRIBUTE.agentName]: name,
+      [ATTRIBUTE.requestModel]: model ?? provider?.default_model ?? route?.route.targets[0].model,
+      [MUSTER.agent]: generation.agent_id,
+      [MUSTER.generation]: generation.id,
+      [MUSTER.queueWait]: generation.attempt === 0 ? Math.max(0, waitMs) : null,
+    },
+  }
+}
+
+/** Adds the outcome of an attempt to its span. */
+export function noteTurn(span: Span, { generation, agent }: TurnAttempt, exit: string): void {
+  const { status, usage, error, attempt } = generation
+  const isSettled = exit === 'settled'
+  span.set({
+    [ATTRIBUTE.agentVersion]: String(generation.agent_version ?? agent?.version ?? ''),
+    [MUSTER.attempt]: attempt,
+    [MUSTER.outcome]: isSettled ? status : exit,
+    ...(isSettled &&
+      usage && {
+        [ATTRIBUTE.inputTokens]: usage.input_tokens,
+        [ATTRIBUTE.outputTokens]: usage.output_tokens,
+        [MUSTER.cost]: usage.cost_usd,
+      }),
+  })
+  if (isSettled && status === 'failed') span.fail(error?.code ?? 'INTERNAL_ERROR')
+}

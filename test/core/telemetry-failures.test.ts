@@ -1,0 +1,211 @@
+import assert from 'node:assert/strict'
+import path from 'node:path'
+import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { client, eventually } from '../support/app.ts'
+import { root, type TestProcess } from '../support/processes.ts'
+import { scriptOf, toolCall } from '../support/scripts.ts'
+import { forSuite } from '../support/suite.ts'
+import { assertBelow, startTracedApp, type TracedApp } from './telemetry-support.ts'
+
+const RATIO_0 = { OTEL_TRACES_SAMPLER: 'parentbased_traceidratio', OTEL_TRACES_SAMPLER_ARG: '0' }
+const FOREIGN = { trace: '0af7651916cd43dd8448eb211c80319c', id: 'b7ad6b7169203331' }
+const TRACEPARENT = `00-${FOREIGN.trace}-${FOREIGN.id}-01`
+/** Prints the packages of OpenTelemetry that a process loads. */
+const WATCHED = ['--import', path.join(root, 'test/support/print-telemetry-modules.mjs')]
+
+const stop = async (processes: TestProcess[]) => {
+  for (const each of processes) await each.kill('SIGTERM')
+}
+
+describe('traces in bad conditions', function () {
+  this.timeout(90_000)
+  const app: TracedApp = forSuite(() => startTracedApp())
+  const target: Target = forSuite(() => startTarget())
+  const other: Target = forSuite(() => startTarget())
+
+  beforeEach(() => {
+    app.collector.spans.length = 0
+    app.collector.hangs = false
+    target.requests.length = 0
+    other.requests.length = 0
+    target.answer = json({ ok: true })
+  })
+  afterEach(() => assert.deepEqual(app.collector.problems, []))
+
+  const bound = (name: string) => ({ tool: { name, execute: { url: `${target.url}/${name}` }, idempotent: true } })
+  const generate = async (process: TestProcess, agent: string, prompt: string) => {
+    const reply = await app.at(process).post(`/agents/${agent}/generate?wait=false`, { prompt })
+    assert.equal(reply.status, 202, JSON.stringify(reply.body))
+    return reply.body.generation_id as string
+  }
+  const ended = (id: string) =>
+    eventually(
+      async () => {
+        const { body } = await app.key.get(`/generations/${id}`)
+        return ['completed', 'failed'].includes(body.status) ? body : null
+      },
+      { what: `end of ${id}`, within: 60_000 },
+    )
+
+  it('a worker that is killed in a turn leaves no span that says success; the next attempt continues the trace', async () => {
+    const agent = await app.agent({ name: 'killed', tool_bindings: [bound('act')] })
+    const web = await app.start('web')
+    const first = await app.start('worker', { FAULT_POINTS: 'before_tool=kill' })
+    const id = await generate(web, agent, scriptOf(toolCall('act'), { text: 'done' }))
+    await first.exited
+    const second = await app.start('worker')
+    assert.equal((await ended(id)).status, 'completed')
+    const turn = await app.span(({ name }) => name === 'invoke_agent killed', 'the second attempt')
+    const server = await app.span(({ kind }) => kind === 'server', 'the request')
+    assertBelow(turn, server)
+    assert.deepEqual([turn.attributes['muster.attempt'], turn.attributes['muster.outcome']], [2, 'completed'])
+    assert.equal(app.collector.named('invoke_agent killed').length, 1)
+    for (const { name, trace } of app.collector.spans)
+      if (/^(chat|execute_tool)/.test(name)) assert.equal(trace, turn.trace)
+    await stop([web, second])
+  })
+
+  it('hosts receive the context of their request only if they are listed, and not after a redirect to another host', async () => {
+    const agent = await app.agent({ name: 'calls', tool_bindings: [bound('act')] })
+    const prompt = scriptOf(toolCall('act'), { text: 'done' })
+    const web = await app.start('web')
+    const silent = await app.start('worker')
+    await ended(await generate(web, agent, prompt))
+    assert.equal(target.last().headers.traceparent, undefined)
+    await silent.kill('SIGTERM')
+    app.collector.spans.length = 0
+
+    const worker = await app.start('worker', { OTEL_PROPAGATE_HOSTS: '127.0.0.1,localhost' })
+    target.answer = (_request, response) =>
+      response.writeHead(307, { location: `http://localhost:${other.port}/elsewhere` }).end()
+    await ended(await generate(web, agent, prompt))
+    const request = await app.span(({ name }) => name === 'POST', 'the request of the tool')
+    assert.equal(target.last().headers.traceparent, `00-${request.trace}-${request.id}-01`)
+    assert.equal(other.last().url, '/elsewhere')
+    assert.equal(other.last().headers.traceparent, undefined)
+    await stop([web, worker])
+  })
+
+  it('the context of a client is linked, and its sampled flag decides nothing', async () => {
+    const web = await app.start('web', RATIO_0)
+    for (let count = 0; count < 200; count++) {
+      const reply = await client(web.url, null).get('/agents', { traceparent: TRACEPARENT })
+      assert.equal(reply.status, 401)
+      assert.equal(reply.headers.get('traceparent'), null)
+    }
+    assert.equal((await app.at(web).get('/agents', { traceparent: TRACEPARENT })).status, 200)
+    await stop([web])
+    assert.equal(app.collector.spans.length, 0)
+
+    const sampling = await app.start('web')
+    const byKey = await app.at(sampling).get('/agents', { traceparent: TRACEPARENT })
+    assert.equal(byKey.headers.get('traceparent'), null)
+    const byAdmin = await app.at(sampling, app.admin).get('/agents')
+    await stop([sampling])
+    const [linked, admin] = app.collector.spans
+    assert.deepEqual([linked.parent, linked.links, linked.trace === FOREIGN.trace], [null, [FOREIGN], false])
+    assert.equal(byAdmin.headers.get('traceparent'), `00-${admin.trace}-${admin.id}-01`)
+  })
+
+  it('a trusted context is the parent, with its flag', async () => {
+    const web = await app.start('web', { ...RATIO_0, OTEL_TRUST_INCOMING: 'true' })
+    await app.at(web).get('/agents', { traceparent: TRACEPARENT })
+    await app.at(web).get('/agents', { traceparent: TRACEPARENT.replace(/01$/, '00') })
+    await app.at(web).get('/agents', { traceparent: 'not a context' })
+    await stop([web])
+    assert.deepEqual(
+      app.collector.spans.map(({ trace, parent, links }) => ({ trace, parent, links })),
+      [{ trace: FOREIGN.trace, parent: FOREIGN.id, links: [] }],
+    )
+  })
+
+  it('failed work is exported although its trace is not sampled, with the code and not the message; other work is not', async () => {
+    const web = await app.start('web', RATIO_0)
+    const worker = await app.start('worker', RATIO_0)
+    const good = await app.agent({ name: 'good' })
+    const bad = await app.agent({ name: 'bad' })
+    await ended(await generate(web, good, scriptOf({ text: 'fine' })))
+    const failed = await ended(
+      await generate(web, bad, scriptOf({ error: { status: 400, type: 'CANARY-type', message: 'CANARY-message' } })),
+    )
+    assert.equal(failed.status, 'failed')
+    const turn = await app.span(({ name }) => name === 'invoke_agent bad', 'the failed turn')
+    await stop([web, worker])
+    const chat = app.collector.spans.find(({ name }) => name.startsWith('chat'))
+    assert.ok(chat)
+    assertBelow(chat, turn)
+    for (const { failed: isFailed, attributes } of [turn, chat])
+      assert.deepEqual([isFailed, attributes['error.type']], [true, failed.error.code])
+    assert.deepEqual([...new Set(app.collector.spans.map(({ trace }) => trace))], [turn.trace])
+    assert.ok(!app.collector.bodies.join().includes('CANARY'))
+  })
+
+  it('a collector that does not answer delays no request: spans beyond the queue are dropped, counted and logged once', async () => {
+    app.collector.hangs = true
+    const web = await app.start('web', {
+      OTEL_BSP_MAX_QUEUE_SIZE: '20',
+      OTEL_BSP_MAX_EXPORT_BATCH_SIZE: '10',
+      OTEL_BSP_EXPORT_TIMEOUT: '200',
+    })
+    const received = app.collector.bodies.length
+    for (let count = 0; count < 100; count++) assert.equal((await app.at(web).get('/agents')).status, 200)
+    const dropped = await eventually(
+      async () => {
+        const metrics: string = (await client(web.url, null).get('//metrics')).body
+        const found = [...metrics.matchAll(/^muster_telemetry_dropped_total\{reason="(\w+)"\} (\d+)$/gm)]
+        const counts = Object.fromEntries(found.map(([, reason, count]) => [reason, Number(count)]))
+        return counts.export > 0 && (counts.export ?? 0) + (counts.queue ?? 0) >= 70 ? counts : null
+      },
+      { what: 'the dropped spans' },
+    )
+    assert.ok(dropped.queue > 0)
+    assert.ok(app.collector.bodies.length > received)
+    await web.kill('SIGTERM')
+    assert.equal(web.output.filter(line => line.includes('"spans dropped"')).length, 1)
+  })
+
+  it('without an endpoint no package is loaded and rows have no context; with one they have', async () => {
+    const agent = await app.agent({ name: 'off' })
+    const off = { OTEL_EXPORTER_OTLP_ENDPOINT: '' }
+    const counts = async () =>
+      (
+        await app.rows(`select
+          (select count(*)::int from events where trace_context is not null) as events,
+          (select count(*)::int from generation_work where trace_context is not null) as turns`)
+      )[0]
+    const before = await counts()
+    const processes = [
+      await app.start('web', off, { flags: WATCHED }),
+      await app.start('worker', off, { flags: WATCHED }),
+    ]
+    await ended(await generate(processes[0], agent, scriptOf({ text: 'fine' })))
+    await generate(processes[0], agent, scriptOf({ text: 'fine' }))
+    assert.deepEqual(await counts(), before)
+    await stop(processes)
+    for (const { output } of processes)
+      assert.deepEqual(
+        output.filter(line => line.startsWith('LOADED')),
+        [],
+      )
+
+    const on = await app.start('web', {}, { flags: WATCHED })
+    await generate(on, agent, scriptOf({ text: 'waits for a worker' }))
+    const after = await counts()
+    assert.ok(after.events > before.events)
+    assert.equal(after.turns, before.turns + 1)
+    const contexts = await app.rows(
+      'select distinct length(trace_context) as length from events where trace_context is not null',
+    )
+    assert.deepEqual(contexts, [{ length: 55 }])
+    assert.ok(on.output.some(line => line.startsWith('LOADED')))
+    await stop([on])
+  })
+
+  it('a process whose packages are not installed does not start, and says how to install them', async () => {
+    const flags = ['--import', path.join(root, 'test/support/without-telemetry-modules.mjs')]
+    await assert.rejects(app.start('web', {}, { flags }), /OTEL_EXPORTER_OTLP_ENDPOINT.*npm i/s)
+    await assert.rejects(app.start('worker', {}, { flags }), /OTEL_EXPORTER_OTLP_ENDPOINT.*npm i/s)
+    const disabled = await app.start('web', { OTEL_SDK_DISABLED: 'true' }, { flags })
+    await stop([disabled])
+  })
+})

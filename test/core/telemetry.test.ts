@@ -1,0 +1,151 @@
+import assert from 'node:assert/strict'
+import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { type Receiver, startReceiver } from '../support/receiver.ts'
+import { toolCall } from '../support/scripts.ts'
+import { forSuite } from '../support/suite.ts'
+import { assertBelow, startTracedApp, type TracedApp } from './telemetry-support.ts'
+
+const script = (...replies: object[]) => `@double ${JSON.stringify(replies)}`
+
+describe('traces', function () {
+  this.timeout(90_000)
+  const app: TracedApp = forSuite(() => startTracedApp())
+  const target: Target = forSuite(() => startTarget())
+  const receiver: Receiver = forSuite(() => startReceiver())
+
+  const bound = (name: string) => ({ tool: { name, execute: { url: `${target.url}/secret-path-of-tool` } } })
+
+  it('a turn of a session is one trace through web and worker, with its model calls, tool calls and requests; a webhook is linked', async () => {
+    const hook = await app.key.post('/webhooks', { name: 'hook', url: receiver.url, events: ['generations.completed'] })
+    assert.equal(hook.status, 201, JSON.stringify(hook.body))
+    target.answer = json({ answered: 'CANARY-result' })
+    const agent = await app.agent({
+      name: 'Desk',
+      instructions: 'CANARY-instructions',
+      temperature: 0.25,
+      tool_bindings: [bound('look_up')],
+    })
+    const web = await app.start('web')
+    await app.start('worker')
+    const key = app.at(web)
+    const session = (await key.post('/sessions', { agent_id: agent, auto_generate: true })).body
+    const sent = await key.post(`/sessions/${session.id}/messages`, {
+      message: script(toolCall('look_up', { q: 'CANARY-argument' }), { text: 'CANARY-reply' }),
+    })
+    assert.equal(sent.status, 201, JSON.stringify(sent.body))
+    const { collector } = app
+    const turn = await app.span(({ name }) => name === 'invoke_agent Desk', 'the turn')
+    const delivery = await app.span(({ name }) => name === 'deliver', 'the delivery')
+    const server = await app.span(
+      ({ name, attributes }) =>
+        name.startsWith('POST /api/v1/sessions/{session_id}/messages') &&
+        attributes['http.response.status_code'] === 201,
+      'the request',
+    )
+    assert.deepEqual(collector.problems, [])
+    const generation = (await app.key.get(`/generations/${turn.attributes['muster.generation_id']}`)).body
+
+    assert.equal(server.kind, 'server')
+    assert.equal(server.parent, null)
+    const { 'muster.request_id': requestId, ...ofServer } = server.attributes
+    assert.match(requestId, /^\S+$/)
+    assert.deepEqual(ofServer, {
+      'http.request.method': 'POST',
+      'http.route': '/api/v1/sessions/{session_id}/messages',
+      'http.response.status_code': 201,
+      'muster.operation': 'sendSessionMessage',
+      'muster.surface': 'rest',
+      'muster.principal_type': 'api_key',
+      'muster.project_id': app.projectId,
+    })
+    assert.deepEqual([server.resource['service.name'], turn.resource['service.name']], ['muster-web', 'muster-worker'])
+
+    assertBelow(turn, server)
+    assert.equal(turn.kind, 'internal')
+    const { 'muster.queue_wait_ms': waited, ...ofTurn } = turn.attributes
+    assert.ok(waited >= 0)
+    const shared = {
+      'muster.project_id': app.projectId,
+      'session.id': session.id,
+      'gen_ai.conversation.id': session.conversation_id,
+    }
+    assert.deepEqual(ofTurn, {
+      ...shared,
+      'gen_ai.operation.name': 'invoke_agent',
+      'gen_ai.provider.name': 'custom',
+      'gen_ai.agent.name': 'Desk',
+      'gen_ai.agent.version': '1',
+      'gen_ai.request.model': 'double-1',
+      'gen_ai.usage.input_tokens': generation.usage.input_tokens,
+      'gen_ai.usage.output_tokens': generation.usage.output_tokens,
+      'muster.agent_id': agent,
+      'muster.generation_id': generation.id,
+      'muster.attempt': 1,
+      'muster.outcome': 'completed',
+    })
+
+    const chats = collector.spans.filter(({ name }) => name === 'chat double-1')
+    assert.equal(chats.length, 2)
+    for (const [index, chat] of chats.entries()) {
+      assertBelow(chat, turn)
+      assert.equal(chat.kind, 'client')
+      const { attributes } = chat
+      assert.ok(attributes['gen_ai.response.id'] && attributes['gen_ai.response.time_to_first_chunk'] >= 0)
+      assert.deepEqual(
+        Object.fromEntries(
+          Object.entries(attributes).filter(([name]) => !/usage|response.(id|time)|server/.test(name)),
+        ),
+        {
+          ...shared,
+          'gen_ai.operation.name': 'chat',
+          'gen_ai.provider.name': 'custom',
+          'gen_ai.request.model': 'double-1',
+          'gen_ai.request.stream': true,
+          'gen_ai.request.temperature': 0.25,
+          'gen_ai.output.type': 'text',
+          'gen_ai.response.model': 'double-1',
+          'gen_ai.response.finish_reasons': [index === 0 ? 'tool-calls' : 'stop'],
+        },
+      )
+      assert.equal(attributes['server.address'], '127.0.0.1')
+    }
+    const [tool] = collector.named('execute_tool look_up')
+    assertBelow(tool, turn)
+    const { 'gen_ai.tool.call.id': callId, ...ofTool } = tool.attributes
+    assert.ok(callId)
+    assert.deepEqual(ofTool, {
+      ...shared,
+      'gen_ai.operation.name': 'execute_tool',
+      'gen_ai.tool.name': 'look_up',
+      'gen_ai.tool.type': 'extension',
+      'muster.tool_kind': 'http',
+      'muster.guardrail_verdict': 'execute',
+    })
+    const [request] = collector.named('POST')
+    assertBelow(request, tool)
+    assert.deepEqual(request.attributes, {
+      ...shared,
+      'http.request.method': 'POST',
+      'http.response.status_code': 200,
+      'server.address': '127.0.0.1',
+      'server.port': target.port,
+    })
+    assert.ok(tool.started >= chats[0].started && chats[1].started >= tool.started)
+
+    assert.equal(delivery.parent, null)
+    assert.notEqual(delivery.trace, turn.trace)
+    assert.deepEqual(delivery.links, [{ trace: turn.trace, id: turn.id }])
+    assert.deepEqual(
+      [
+        delivery.kind,
+        delivery.attributes['muster.event'],
+        delivery.attributes['muster.attempt'],
+        delivery.attributes['http.response.status_code'],
+        delivery.attributes['server.port'],
+      ],
+      ['client', 'generations.completed', 1, 200, receiver.port],
+    )
+    assert.ok(!collector.bodies.join().includes('CANARY'))
+    assert.ok(!collector.bodies.join().includes('secret-path'))
+  })
+})
