@@ -419,7 +419,7 @@ describe('/metrics', () => {
     assert.ok(!body.includes(id))
     for (const name of [
       'muster_queue_messages',
-      'muster_queue_oldest_seconds',
+      'muster_queue_age_seconds',
       'muster_dead_letters',
       'muster_deliveries_total',
       'muster_audit_reads_dropped_total',

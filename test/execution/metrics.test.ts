@@ -67,6 +67,14 @@ describe('metrics of work', function () {
       await shows('muster_tokens_total', { ...labels, kind: 'output_tokens' }, 40)
       // Cached tokens cost what input does.
       await shows('muster_cost_usd_total', { ...labels, meter_type: 'llm_tokens' }, 6)
+      // By the conventions the input includes tokens of the cache.
+      const call = { gen_ai_operation_name: 'chat', gen_ai_provider_name: 'custom', gen_ai_request_model: 'paid/m' }
+      const counted = 'gen_ai_client_inference_usage'
+      await shows(`${counted}_input_tokens_total`, call, 200)
+      await shows(`${counted}_cache_read_input_tokens_total`, call, 80)
+      await shows(`${counted}_output_tokens_total`, call, 40)
+      await shows('gen_ai_client_token_usage_sum', { ...call, gen_ai_token_type: 'input' }, 200)
+      await shows('gen_ai_client_token_usage_count', { ...call, gen_ai_token_type: 'output' }, 2)
       const { text } = await worker()
       assert.ok(!text.includes(app.projectId), 'no ids of projects')
     })
@@ -82,6 +90,10 @@ describe('metrics of work', function () {
       await readStream(await openStream(app, `/agents/${agent}/generate`, { prompt: 'x', stream: true }))
       await shows('muster_model_first_piece_seconds_count', labels, 2)
       await shows('muster_model_call_duration_seconds_count', labels, 2)
+      for (const name of ['inference', 'operation']) {
+        await shows(`gen_ai_client_${name}_duration_seconds_count`, { gen_ai_request_model: 'timed/m' }, 2)
+        await shows(`gen_ai_client_${name}_time_to_first_chunk_seconds_count`, { gen_ai_request_model: 'timed/m' }, 2)
+      }
       const shown = await worker()
       const first = shown.value('muster_model_first_piece_seconds_sum', labels) as number
       assert.ok(first > 0 && first <= (shown.value('muster_model_call_duration_seconds_sum', labels) as number))
@@ -92,6 +104,8 @@ describe('metrics of work', function () {
       assert.equal((await generate('broken/m')).error.code, 'AI_PROVIDER_ERROR')
       const other = { provider: 'custom', model: 'other' }
       await shows('muster_model_calls_total', { ...other, outcome: 'failed' }, 1)
+      const failed = { gen_ai_request_model: 'other', error_type: 'provider_error' }
+      await shows('gen_ai_client_inference_duration_seconds_count', failed, 1)
 
       await double.put('slow', { rules: [{ reply: { text: 'late', gate: 'slow-gate' } }] })
       const route = await app.key.post('/model-routes', {

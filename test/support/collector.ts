@@ -3,8 +3,8 @@ import type { AddressInfo } from 'node:net'
 import { z } from 'zod'
 
 /**
- * The body of an export of traces as JSON: opentelemetry/proto/trace/v1/trace.proto and common/v1/common.proto of
- * open-telemetry/opentelemetry-proto, with ids as hexadecimal text and 64-bit numbers as text ("JSON Protobuf Encoding" of its
+ * The bodies of exports as JSON: trace/v1/trace.proto, metrics/v1/metrics.proto and common/v1/common.proto below
+ * opentelemetry/proto of open-telemetry/opentelemetry-proto, with ids as hexadecimal text and 64-bit numbers as text ("JSON Protobuf Encoding" of its
  * OTLP specification), read on 2026-11-30. Unknown fields are refused.
  */
 const id = (bytes: number) =>
@@ -56,10 +56,11 @@ const SpanBody = z.strictObject({
   droppedLinksCount: dropped,
   status: z.strictObject({ code: z.int().min(0).max(2).optional(), message: z.string().optional() }),
 })
+const resource = z.strictObject({ attributes, droppedAttributesCount: dropped })
 const Body = z.strictObject({
   resourceSpans: z.array(
     z.strictObject({
-      resource: z.strictObject({ attributes, droppedAttributesCount: dropped }),
+      resource,
       scopeSpans: z.array(
         z.strictObject({ scope: z.strictObject(scope), spans: z.array(SpanBody), schemaUrl: z.string().optional() }),
       ),
@@ -68,7 +69,70 @@ const Body = z.strictObject({
   ),
 })
 
+const count = z.union([z.int().min(0), z.string().regex(/^\d+$/)])
+const point = { attributes, startTimeUnixNano: nanos, timeUnixNano: nanos }
+const numbers = z.array(z.strictObject({ ...point, asDouble: z.number().optional(), asInt: count.optional() })).min(1)
+const temporality = z.int().min(1).max(2)
+const MetricBody = z
+  .strictObject({
+    name: z.string().regex(/^[A-Za-z][\w./-]{0,254}$/),
+    description: z.string(),
+    unit: z.string().max(63),
+    sum: z
+      .strictObject({ dataPoints: numbers, aggregationTemporality: temporality, isMonotonic: z.boolean() })
+      .optional(),
+    gauge: z.strictObject({ dataPoints: numbers }).optional(),
+    histogram: z
+      .strictObject({
+        dataPoints: z
+          .array(
+            z
+              .strictObject({
+                ...point,
+                count,
+                sum: z.number().optional(),
+                bucketCounts: z.array(count),
+                explicitBounds: z.array(z.number()),
+              })
+              .refine(
+                ({ bucketCounts, explicitBounds, count }) =>
+                  bucketCounts.length === explicitBounds.length + 1 &&
+                  bucketCounts.reduce<number>((sum, each) => sum + Number(each), 0) === Number(count),
+                'bucket counts do not match',
+              ),
+          )
+          .min(1),
+        aggregationTemporality: temporality,
+      })
+      .optional(),
+  })
+  .refine(({ sum, gauge, histogram }) => [sum, gauge, histogram].filter(Boolean).length === 1, 'not one kind of data')
+const MetricsBody = z.strictObject({
+  resourceMetrics: z.array(
+    z.strictObject({
+      resource,
+      scopeMetrics: z.array(
+        z.strictObject({
+          scope: z.strictObject(scope),
+          metrics: z.array(MetricBody),
+          schemaUrl: z.string().optional(),
+        }),
+      ),
+      schemaUrl: z.string().optional(),
+    }),
+  ),
+})
+
 type Values = Record<string, any>
+
+/** A metric as received, with one point for each set of attributes; a histogram has count and sum. */
+export type ReceivedMetric = {
+  name: string
+  unit: string
+  kind: 'sum' | 'gauge' | 'histogram'
+  points: { attributes: Values; value: number; sum?: number }[]
+  resource: Values
+}
 
 /** A span as received, with attributes as an object; `kind` and `failed` as words. */
 export type ReceivedSpan = {
@@ -90,6 +154,8 @@ export type Collector = {
   /** Value of OTEL_EXPORTER_OTLP_ENDPOINT. */
   url: string
   spans: ReceivedSpan[]
+  /** The metrics of the last export of each process. */
+  metrics: Map<string, ReceivedMetric[]>
   /** Bodies as received. */
   bodies: string[]
   headers: IncomingHttpHeaders[]
@@ -131,7 +197,40 @@ function readSpans(body: z.output<typeof Body>): ReceivedSpan[] {
   )
 }
 
-/** A collector of traces on 127.0.0.1 that checks the bodies that it receives. */
+function readMetrics(body: z.output<typeof MetricsBody>): ReceivedMetric[] {
+  return body.resourceMetrics.flatMap(({ resource, scopeMetrics }) =>
+    scopeMetrics.flatMap(({ metrics }) =>
+      metrics.map(({ name, unit, sum, gauge, histogram }) => ({
+        name,
+        unit,
+        kind: sum ? ('sum' as const) : gauge ? ('gauge' as const) : ('histogram' as const),
+        points: (sum ?? gauge ?? histogram)!.dataPoints.map(each => ({
+          attributes: plainValues(each.attributes),
+          ...('bucketCounts' in each
+            ? { value: Number(each.count), sum: each.sum }
+            : { value: Number(each.asDouble ?? each.asInt) }),
+        })),
+        resource: plainValues(resource.attributes),
+      })),
+    ),
+  )
+}
+
+const READERS = {
+  '/v1/traces': (body: unknown, { spans, problems }: Collector) => {
+    const read = Body.safeParse(body)
+    if (read.success) spans.push(...readSpans(read.data))
+    else problems.push(z.prettifyError(read.error))
+  },
+  '/v1/metrics': (body: unknown, { metrics, problems }: Collector) => {
+    const read = MetricsBody.safeParse(body)
+    if (!read.success) return void problems.push(z.prettifyError(read.error))
+    const received = readMetrics(read.data)
+    metrics.set(received[0].resource['service.instance.id'], received)
+  },
+}
+
+/** A collector of traces and metrics on 127.0.0.1 that checks the bodies that it receives. */
 export async function startCollector(): Promise<Collector> {
   const server = createServer((request, response) => {
     const chunks: Buffer[] = []
@@ -141,12 +240,10 @@ export async function startCollector(): Promise<Collector> {
       collector.bodies.push(text)
       collector.headers.push(request.headers)
       if (collector.hangs) return
-      const read = Body.safeParse(JSON.parse(text))
-      if (request.method !== 'POST' || request.url !== '/v1/traces')
+      if (request.method !== 'POST' || !(request.url && request.url in READERS))
         collector.problems.push(`${request.method} ${request.url}`)
       if (request.headers['content-type'] !== 'application/json') collector.problems.push('no JSON')
-      if (read.success) collector.spans.push(...readSpans(read.data))
-      else collector.problems.push(z.prettifyError(read.error))
+      else READERS[request.url as keyof typeof READERS]?.(JSON.parse(text), collector)
       response.writeHead(200, { 'content-type': 'application/json' }).end('{}')
     })
   })
@@ -155,6 +252,7 @@ export async function startCollector(): Promise<Collector> {
   const collector: Collector = {
     url: `http://127.0.0.1:${port}`,
     spans: [],
+    metrics: new Map(),
     bodies: [],
     headers: [],
     hangs: false,

@@ -1,5 +1,5 @@
 /** Label of values beyond the limits. */
-const OTHER = 'other'
+export const OTHER = 'other'
 
 /**
  * Limits the values of a metric label that callers choose, such as model names: each group has a maximum number of values in

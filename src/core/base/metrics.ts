@@ -50,7 +50,7 @@ export const loopsRestarted = new Counter({
 
 export const telemetryDropped = new Counter({
   name: 'muster_telemetry_dropped_total',
-  help: 'Spans that were not exported: buffer or queue full, export failed, shutdown',
+  help: 'Spans that were not exported, by reason (buffer, queue, export, shutdown); exports of metrics that failed (metrics)',
   labelNames: ['reason'],
   registers,
 })
@@ -133,17 +133,19 @@ new Gauge({
   },
 })
 
-new Gauge({
-  name: 'muster_queue_oldest_seconds',
-  help: 'Age of the oldest due message of a queue, from its due time',
-  labelNames: ['queue'],
-  registers,
-  async collect() {
-    const rows = await depths.rows()
-    this.reset()
-    for (const row of rows) this.set({ queue: row.queue }, row.oldest_seconds)
-  },
-})
+// The second name is deprecated and ends with release 0.3.
+for (const name of ['muster_queue_age_seconds', 'muster_queue_oldest_seconds'])
+  new Gauge({
+    name,
+    help: 'Age of the oldest due message of a queue, from its due time',
+    labelNames: ['queue'],
+    registers,
+    async collect() {
+      const rows = await depths.rows()
+      this.reset()
+      for (const row of rows) this.set({ queue: row.queue }, row.oldest_seconds)
+    },
+  })
 
 new Gauge({
   name: 'muster_dead_letters',

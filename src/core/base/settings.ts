@@ -98,12 +98,17 @@ export const telemetrySettings = settings('telemetry', {
   OTEL_EXPORTER_OTLP_ENDPOINT: setting(
     httpUrl,
     '',
-    'URL of an OpenTelemetry collector that takes OTLP as JSON over HTTP; `/v1/traces` is appended. Unset: no telemetry.',
+    'URL of an OpenTelemetry collector that takes OTLP as JSON over HTTP; `/v1/traces` and `/v1/metrics` are appended. Unset: no telemetry.',
   ),
   OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: setting(
     httpUrl,
     '',
     'URL for traces, in place of the one derived from OTEL_EXPORTER_OTLP_ENDPOINT.',
+  ),
+  OTEL_EXPORTER_OTLP_METRICS_ENDPOINT: setting(
+    httpUrl,
+    '',
+    'URL for metrics, in place of the one derived from OTEL_EXPORTER_OTLP_ENDPOINT.',
   ),
   OTEL_EXPORTER_OTLP_HEADERS: setting(
     pairs,
@@ -146,6 +151,12 @@ export const telemetrySettings = settings('telemetry', {
     integer(1),
     '5000',
     'Time for a request to the collector with its retries, in milliseconds.',
+  ),
+  OTEL_METRIC_EXPORT_INTERVAL: setting(integer(100), '60000', 'Time between two exports of metrics, in milliseconds.'),
+  OTEL_METRICS_BY_PROJECT: setting(
+    flag,
+    'false',
+    'Whether turns, tokens and cost are counted by project: the 200 busiest of each process, and `other`.',
   ),
   OTEL_PROPAGATE_HOSTS: setting(
     text,

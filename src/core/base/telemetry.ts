@@ -8,8 +8,10 @@ import { settledWithin } from './event-loop.ts'
 import { HOLDER } from './holder.ts'
 import type { Logger } from './log.ts'
 import { telemetryDropped } from './metrics.ts'
+import { projectLabels } from './project-labels.ts'
 import { uniqueBytes } from './random-block.ts'
 import { release } from './release.ts'
+import { MetricsExport } from './telemetry-metrics.ts'
 import { ATTRIBUTE } from './telemetry-names.ts'
 
 /**
@@ -416,11 +418,12 @@ class Tracer {
 
 async function loadPackages() {
   try {
-    const [{ OTLPTraceExporter }, { resourceFromAttributes }] = await Promise.all([
+    const [{ OTLPTraceExporter }, { OTLPMetricExporter }, { resourceFromAttributes }] = await Promise.all([
       import('@opentelemetry/exporter-trace-otlp-http'),
+      import('@opentelemetry/exporter-metrics-otlp-http'),
       import('@opentelemetry/resources'),
     ])
-    return { OTLPTraceExporter, resourceFromAttributes }
+    return { OTLPTraceExporter, OTLPMetricExporter, resourceFromAttributes }
   } catch (error) {
     if ((error as { code?: string }).code !== 'ERR_MODULE_NOT_FOUND') throw error
     throw new ConfigError(
@@ -430,12 +433,16 @@ async function loadPackages() {
   }
 }
 
-/** Address of the collector for traces, null if none are exported. */
-const traceEndpoint = ({
-  OTEL_SDK_DISABLED,
-  OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: traces,
-  OTEL_EXPORTER_OTLP_ENDPOINT: base,
-}: Config): string | null => (OTEL_SDK_DISABLED ? null : (traces ?? (base && `${base.replace(/\/$/, '')}/v1/traces`)))
+/** Addresses of the collector; null for what is not exported. */
+function endpointsOf(config: Config): { traces: string | null; metrics: string | null } {
+  const { OTEL_EXPORTER_OTLP_ENDPOINT: base, OTEL_SDK_DISABLED } = config
+  if (OTEL_SDK_DISABLED) return { traces: null, metrics: null }
+  const at = (signal: string) => base && `${base.replace(/\/$/, '')}/v1/${signal}`
+  return {
+    traces: config.OTEL_EXPORTER_OTLP_TRACES_ENDPOINT ?? at('traces'),
+    metrics: config.OTEL_EXPORTER_OTLP_METRICS_ENDPOINT ?? at('metrics'),
+  }
+}
 
 const samplerOf = ({ OTEL_TRACES_SAMPLER: name, OTEL_TRACES_SAMPLER_ARG: ratio }: Config): Sampler => {
   const own = name.replace('parentbased_', '')
@@ -444,6 +451,8 @@ const samplerOf = ({ OTEL_TRACES_SAMPLER: name, OTEL_TRACES_SAMPLER_ARG: ratio }
     followsParent: own !== name,
   }
 }
+
+let metrics: MetricsExport | null = null
 
 let openCount = 0
 
@@ -455,10 +464,12 @@ export async function openTelemetry(
   config: Config,
   { role, log }: { role: 'web' | 'worker'; log: Logger },
 ): Promise<{ close(graceMs: number): Promise<void> }> {
-  const url = traceEndpoint(config)
-  if (url === null) return { close: async () => {} }
-  const { OTLPTraceExporter, resourceFromAttributes } = await loadPackages()
+  if (config.OTEL_METRICS_BY_PROJECT) projectLabels.enable()
+  const endpoints = endpointsOf(config)
+  if (endpoints.traces === null && endpoints.metrics === null) return { close: async () => {} }
+  const { OTLPTraceExporter, OTLPMetricExporter, resourceFromAttributes } = await loadPackages()
   const timeoutMs = config.OTEL_BSP_EXPORT_TIMEOUT
+  const headers = config.OTEL_EXPORTER_OTLP_HEADERS
   const resource: Resource = resourceFromAttributes({
     'service.name': config.OTEL_SERVICE_NAME ?? `muster-${role}`,
     'service.version': release,
@@ -466,25 +477,39 @@ export async function openTelemetry(
     'host.name': config.INSTANCE_ID,
     ...config.OTEL_RESOURCE_ATTRIBUTES,
   })
-  openCount++
-  tracer ??= new Tracer({
-    exporter: new OTLPTraceExporter({ url, timeoutMillis: timeoutMs, headers: config.OTEL_EXPORTER_OTLP_HEADERS }),
-    scope: { resource, instrumentationScope: { name: 'muster', version: release } },
-    sampler: samplerOf(config),
-    limits: {
-      queued: config.OTEL_BSP_MAX_QUEUE_SIZE,
-      batch: Math.min(config.OTEL_BSP_MAX_EXPORT_BATCH_SIZE, config.OTEL_BSP_MAX_QUEUE_SIZE),
-      delayMs: config.OTEL_BSP_SCHEDULE_DELAY,
-      timeoutMs,
-    },
-    log,
-  })
+  const scope = { resource, instrumentationScope: { name: 'muster', version: release } }
+  if (openCount++ === 0) {
+    const { traces, metrics: metricsUrl } = endpoints
+    if (traces !== null)
+      tracer = new Tracer({
+        exporter: new OTLPTraceExporter({ url: traces, timeoutMillis: timeoutMs, headers }),
+        scope,
+        sampler: samplerOf(config),
+        limits: {
+          queued: config.OTEL_BSP_MAX_QUEUE_SIZE,
+          batch: Math.min(config.OTEL_BSP_MAX_EXPORT_BATCH_SIZE, config.OTEL_BSP_MAX_QUEUE_SIZE),
+          delayMs: config.OTEL_BSP_SCHEDULE_DELAY,
+          timeoutMs,
+        },
+        log,
+      })
+    if (metricsUrl !== null)
+      metrics = new MetricsExport({
+        exporter: new OTLPMetricExporter({ url: metricsUrl, timeoutMillis: timeoutMs, headers }),
+        scope,
+        intervalMs: config.OTEL_METRIC_EXPORT_INTERVAL,
+        timeoutMs,
+        log,
+      })
+  }
   return {
     async close(graceMs) {
       if (--openCount > 0) return
-      const closing = tracer
+      projectLabels.disable()
+      const closing = [tracer, metrics]
       tracer = null
-      await closing?.close(graceMs)
+      metrics = null
+      await Promise.all(closing.map(each => each?.close(graceMs)))
     },
   }
 }

@@ -62,8 +62,14 @@ async function attemptOnce(
   const total: TimeLimit = { kind: 'total', ms: request.timeout_ms ?? MODEL_CALL_TIMEOUT_MS }
   const idle: TimeLimit = { kind: 'idle', ms: MODEL_STREAM_IDLE_MS }
   let timer: NodeJS.Timeout | undefined
-  const recordMetrics = (outcome: 'answered' | 'failed' | 'timed_out' | 'aborted') =>
-    countModelCall(provider, model, { outcome, durationMs: progress.durationMs, firstPieceMs: progress.firstPieceMs })
+  const recordMetrics = (
+    outcome: 'answered' | 'failed' | 'timed_out' | 'aborted',
+    failed: string | null = null,
+    { usage } = progress as { usage: ModelUsage | null },
+  ) => {
+    const { durationMs, firstPieceMs } = progress
+    countModelCall(provider, model, { outcome, durationMs, firstPieceMs, usage, failed })
+  }
   const target = { ai_provider_id: provider.id, model }
   const limited = { ...request, signal: deadline.signal }
   try {
@@ -77,18 +83,18 @@ async function attemptOnce(
       idle: { ms: idle.ms, onIdle: () => stop(idle) },
     })
     if (media.notes.length > 0) answer.notes = [...media.notes, ...(answer.notes ?? [])]
-    recordMetrics('answered')
+    recordMetrics('answered', null, answer)
     return { ok: true, answer: { ...answer, ...target }, isShown: progress.isShown }
   } catch (error) {
     const { isShown, characters } = progress
     const used = progress.usage ?? (characters > 0 ? estimatedUsage(request, characters) : null)
     if (request.signal.aborted) {
-      recordMetrics('aborted')
+      recordMetrics('aborted', 'aborted')
       if (used) request.onUnused?.({ ...target, usage: used })
       throw request.signal.reason
     }
-    recordMetrics(exceeded ? 'timed_out' : 'failed')
     const failure = modelFailure(error, { ...target, secrets: client.secrets, exceeded, isShown })
+    recordMetrics(exceeded ? 'timed_out' : 'failed', failure.class ?? failure.code)
     return { ok: false, failure, ...(used && { used }), isShown }
   } finally {
     clearTimeout(timer)

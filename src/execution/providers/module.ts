@@ -3,7 +3,7 @@ import { module } from '#core/modules/module.ts'
 import { cloneables } from '#identity/projects/clone.ts'
 import { providerCloning } from './clone.ts'
 import { providerErrors } from './errors.ts'
-import { imageConversions, modelCallDuration, modelCalls, modelFirstPiece } from './metrics.ts'
+import { genAiMetrics, imageConversions, modelCallDuration, modelCalls, modelFirstPiece } from './metrics.ts'
 import { aiProviderKind, providerCredentials } from './model.ts'
 import { aiProviderOperations } from './operations.ts'
 import { providerPriceOperations } from './prices.ts'
@@ -20,6 +20,6 @@ export default module('providers', {
   ],
   operations: [...aiProviderOperations, ...providerPriceOperations],
   sealedColumns: [providerCredentials],
-  metrics: [modelCalls, modelCallDuration, modelFirstPiece, imageConversions],
+  metrics: [modelCalls, modelCallDuration, modelFirstPiece, ...genAiMetrics, imageConversions],
   extensions: [cloneables.with(providerCloning)],
 })

@@ -4,6 +4,7 @@ import { type PricedUsage, priceUsage } from '#control/usage/price-usage.ts'
 import { systemClock } from '#core/base/clock.ts'
 import type { RecordedFailure } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
+import { PROJECT_LABEL, projectLabels } from '#core/base/project-labels.ts'
 import type { Services } from '#core/base/services.ts'
 import { isTransient } from '#core/db/database-errors.ts'
 import { retryWhileUnavailable } from '#core/db/retry.ts'
@@ -33,7 +34,7 @@ import { claimParts, isWritten, journalStep, type LoadedTurn, requeueGeneration 
 export const turnsTotal = new Counter({
   name: 'muster_turns_total',
   help: 'Agent turns by outcome',
-  labelNames: ['outcome'],
+  labelNames: ['outcome', PROJECT_LABEL],
   registers: [],
 })
 
@@ -474,7 +475,7 @@ export class TurnAttempt {
     error: RecordedFailure | null,
   ): Promise<'settled'> {
     await injectFault(this.services, 'after_settle')
-    turnsTotal.inc({ outcome })
+    turnsTotal.inc({ outcome, ...projectLabels.of(this.#generation.project_id) })
     this.#logOutcome(outcome, error)
     return 'settled'
   }
