@@ -614,7 +614,7 @@ describe('ingestion', () => {
       const { id } = await attempt()
       await idle.services.pool.query(sql.unsafe`
         update ingestion_attempts set state = 'running', claims = 2, losses = 2, failures = 2, pages = '[]',
-          principal = '{}', allow_deferral = false, due_at = now() + interval '1 hour'`)
+          principal = '{}', allow_deferral = false, due_at = now() + interval '1 hour', trace_context = 'before'`)
       await idle.services.pool.query(sql.unsafe`
         update documents set status = 'processing', chunk_count = 5, embedded_chunks = 4, total_chunks = 9,
           total_pages = 3, embed_since = now()`)
@@ -631,6 +631,7 @@ describe('ingestion', () => {
         principal: { type: 'api_key', id: other.keyId, via: null },
         allow_deferral: true,
         settings: { chunk_strategy: 'page', chunk_unit: null, chunk_size: null, chunk_overlap: null },
+        trace_context: null,
         pages: null,
       })
       assert.deepEqual((await other.key.get(`/documents/${body.id}/status`)).body, {
