@@ -1,14 +1,15 @@
 # syntax=docker/dockerfile:1
 
-FROM node:24-bookworm-slim AS packages
+# The digest is an index of images for amd64 and arm64.
+FROM node:24.21.0-bookworm-slim@sha256:0e0ff40c39bc087845bfb27465a0df4ea419520094bc35842ff83dd8cbe6f9b6 AS packages
 WORKDIR /app
 COPY package.json package-lock.json .npmrc ./
 COPY client/package.json ./client/
 COPY console/package.json ./console/
-# Without development dependencies, among them the embedded PostgreSQL of `npm start`.
-RUN npm ci --omit=dev --ignore-scripts
+# Production packages alone, without what only debuggers and compilers read: Node runs no TypeScript below node_modules.
+RUN npm ci --omit=dev --ignore-scripts && find node_modules -type f -name '*.map' -delete && find node_modules -type f -name '*.*ts' -regex '.*\.[cm]?ts' -delete
 
-FROM node:24-bookworm-slim AS build
+FROM node:24.21.0-bookworm-slim@sha256:0e0ff40c39bc087845bfb27465a0df4ea419520094bc35842ff83dd8cbe6f9b6 AS build
 WORKDIR /app
 COPY package.json package-lock.json .npmrc ./
 COPY client/package.json ./client/
@@ -22,13 +23,18 @@ COPY bin ./bin
 COPY LICENSE ./
 COPY scripts ./scripts
 COPY src ./src
-# The console, the command line, the packages, and the interactive reference in docs/dist.
-RUN node scripts/build.ts
+# The console, the command line, the packages, and the interactive reference in docs/dist; and a home that may be written.
+RUN node scripts/build.ts && mkdir /data
 
-FROM node:24-bookworm-slim
-# /tmp is the only place that is written: what Node has compiled, and uploads that are staged.
-ENV NODE_ENV=production NODE_COMPILE_CACHE=/tmp/compile
+FROM node:24.21.0-bookworm-slim@sha256:0e0ff40c39bc087845bfb27465a0df4ea419520094bc35842ff83dd8cbe6f9b6
+LABEL org.opencontainers.image.title="Muster"
+LABEL org.opencontainers.image.description="Self-hosted back end for AI agent applications on PostgreSQL alone"
+LABEL org.opencontainers.image.licenses="Apache-2.0"
+LABEL org.opencontainers.image.version="0.1.0"
+# Written are /tmp, with what Node has compiled and uploads that are staged, and /data alone.
+ENV NODE_ENV=production NODE_COMPILE_CACHE=/tmp/compile HOME=/data
 WORKDIR /app
+COPY --from=build --chown=10001:10001 /data /data
 COPY --from=packages /app/node_modules ./node_modules
 COPY package.json LICENSE CHANGELOG.md ./
 COPY bin ./bin
@@ -44,7 +50,10 @@ COPY --from=build /app/packages/dist ./packages/dist
 COPY --from=build /app/cli/dist ./cli/dist
 COPY --from=build /app/client/commands.json ./client/commands.json
 COPY --from=build /app/cli/price-book.json ./cli/price-book.json
-USER node
+USER 10001:10001
 EXPOSE 5047 5048
-# Web; a worker runs `bin/launch jobs/worker.ts`, and `bin/muster.mjs migrate` brings the database to this version.
-CMD ["bin/launch", "src/web.ts"]
+VOLUME /data
+HEALTHCHECK --interval=15s --timeout=5s CMD ["node", "bin/health.mjs"]
+# The argument is web, worker or migrate, or a command of muster.
+ENTRYPOINT ["bin/container"]
+CMD ["web"]

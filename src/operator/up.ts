@@ -33,6 +33,9 @@ const DOUBLE_PORT = 5049
 
 const SAMPLE_PROGRAM = 'scripts/sample-project.ts'
 
+/** Packages and images have no test model. */
+const HAS_TEST_MODEL = fs.existsSync(new URL('../local/double/server.ts', import.meta.url))
+
 /** Default of HOST: the passwords of a first start are for this machine. */
 const LOOPBACK = '127.0.0.1'
 
@@ -100,6 +103,8 @@ async function startParts(
   isStopped: () => boolean,
 ): Promise<StartedDeployment | null> {
   if (options.sample) requireSample(options)
+  if (options.demo && !HAS_TEST_MODEL)
+    throw new CommandError('--demo requires the test model', 'Only a checkout has it.')
   const dataDir = path.resolve(options.data)
   const embedded = !namesDatabase(process.env)
   const env = withDefaults(withSecrets(process.env, loadOrCreateSecrets(dataDir), embedded), options)
@@ -121,7 +126,7 @@ async function startParts(
   const directory = databaseDirectory(dataDir)
   if (embedded) env.DATABASE_URL = await startDatabase(directory, stops)
   let double: Double | null = null
-  const hasDemo = options.demo ?? !production
+  const hasDemo = options.demo ?? (!production && HAS_TEST_MODEL)
   if (hasDemo || options.sample) {
     double = await startTestModel()
     stops.push(double.close)

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
+import { parseEnv } from 'node:util'
 import { newId } from '#core/base/ids.ts'
 import { silentLog } from '#core/base/log.ts'
 import { openPool } from '#core/db/pool.ts'
@@ -93,6 +94,42 @@ describe('muster', function () {
     it('checks a script for the model double', async () => {
       assert.equal((await muster(['llm-double', 'check', 'nowhere.yaml'])).code, 1)
     })
+  })
+
+  it('init-env adds secrets to an environment file for its owner alone, and keeps the values in it', async () => {
+    const folder = fs.mkdtempSync(path.join(tmpdir(), 'init-env-'))
+    try {
+      const valuesOf = (file: string) => parseEnv(fs.readFileSync(file, 'utf8'))
+      const fresh = path.join(folder, 'fresh.env')
+      const made = await muster(['init-env', fresh])
+      const added = 'BASE_URL, JWT_SECRET, SECRETS_ENCRYPTION_KEY, POSTGRES_PASSWORD'
+      assert.deepEqual([made.code, made.stdout], [0, `added ${added} to ${fresh}\n`])
+      assert.equal(fs.statSync(fresh).mode & 0o777, 0o600)
+      const { JWT_SECRET, SECRETS_ENCRYPTION_KEY, POSTGRES_PASSWORD } = valuesOf(fresh)
+      assert.ok(Buffer.byteLength(JWT_SECRET as string) >= 32)
+      assert.match(SECRETS_ENCRYPTION_KEY as string, /^[0-9a-f]{64}$/)
+      assert.match(POSTGRES_PASSWORD as string, /^[0-9a-z]{32,}$/)
+      const before = fs.readFileSync(fresh, 'utf8')
+      assert.match((await muster(['init-env', fresh])).stdout, /has all values/)
+      assert.equal(fs.readFileSync(fresh, 'utf8'), before)
+
+      const given = path.join(folder, 'given.env')
+      fs.writeFileSync(given, `${fs.readFileSync(path.join(root, '.env.example'), 'utf8')}POSTGRES_PASSWORD="mine"`, {
+        mode: 0o644,
+      })
+      assert.match(
+        (await muster(['init-env', given])).stdout,
+        /^added BASE_URL, JWT_SECRET, SECRETS_ENCRYPTION_KEY to /,
+      )
+      assert.equal(fs.statSync(given).mode & 0o777, 0o600)
+      const filled = valuesOf(given)
+      assert.deepEqual([filled.POSTGRES_PASSWORD, filled.JWT_SECRET === JWT_SECRET], ['mine', false])
+      const lines = (file: string) => fs.readFileSync(file, 'utf8').trim().split('\n').length
+      assert.equal(lines(given), lines(path.join(root, '.env.example')) + 1)
+      assert.deepEqual(fs.readdirSync(folder).sort(), ['fresh.env', 'given.env'])
+    } finally {
+      fs.rmSync(folder, { recursive: true })
+    }
   })
 
   describe('an empty database', () => {

@@ -117,7 +117,7 @@ type ResourceAt<Row> = Pick<ResourceFacts<Row>, 'path' | 'tag'> &
   Partial<Pick<ResourceFacts<Row>, 'module' | 'param' | 'noun' | 'nouns' | 'versions' | 'complete'>>
 
 /** Builders of the operations of a resource. */
-class ResourceOperations<Row extends KindRow, Event extends string> {
+export class ResourceOperations<Row extends KindRow, Event extends string> {
   readonly #kind: Kind<Row, Event>
   readonly #facts: ResourceFacts<Row>
 

@@ -61,7 +61,7 @@ export const versioned = <Row extends VersionedRow, const Name extends keyof Row
   declaration: VersionDeclaration<Row, Name>,
 ): VersionTable<Row, Name> => new VersionTable(declaration)
 
-class VersionTable<Row extends VersionedRow, Name extends keyof Row & string> {
+export class VersionTable<Row extends VersionedRow, Name extends keyof Row & string> {
   readonly kind: Kind<Row, any>
   readonly fields: readonly Name[]
   /** Column with the id of the owner. */
