@@ -2,7 +2,8 @@
  * The test command. Without arguments: type check, lint, dependency rules, then every test file. With arguments (test
  * files and options of mocha) only these tests. `--in-process` runs the workers that tests start inside the process of
  * the test, which is faster; `--installed-browser` takes a browser of this machine in place of the packed one;
- * `--nightly` repeats random tests for hours. A complete run runs files with a failed test once more, alone, and names
+ * `--nightly` repeats random tests for hours. `--postgres DIR` runs the tests of other-postgres.ts, or those given, on a server
+ * with the programs in DIR. A complete run runs files with a failed test once more, alone, and names
  * those that pass then; it fails where no test received an event that a stream declares. The last line printed is the
  * totals; a step that fails counts as one failed test.
  */
@@ -12,6 +13,7 @@ import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { pathToFileURL } from 'node:url'
 import { isDriven } from './client-driver.ts'
+import { PROFILE, startOther } from './other-postgres.ts'
 import { startServer } from './postgres.ts'
 import { LASTING_FLAGS } from './processes.ts'
 import type { FileTotals, Totals } from './reporter.ts'
@@ -243,6 +245,8 @@ const SWITCHES: Record<string, string> = {
   '--nightly': 'TEST_NIGHTLY',
 }
 const args = process.argv.slice(2).filter(arg => !(arg in SWITCHES))
+const [, otherServer] = args.includes('--postgres') ? args.splice(args.indexOf('--postgres'), 2) : []
+if (otherServer && !args.some(arg => arg.endsWith('.test.ts'))) args.push(...PROFILE)
 for (const [option, name] of Object.entries(SWITCHES)) if (process.argv.includes(option)) env[name] = 'true'
 const framesFile = path.join(tmpdir(), `muster-frames-${process.pid}.txt`)
 if (args.length === 0) env.TEST_FRAMES = framesFile
@@ -256,7 +260,8 @@ const checks = Promise.all(args.length ? [] : ['typecheck', 'lint', 'deps'].map(
 let totals: Totals = { passed: 0, failed: 1, skipped: 0 }
 try {
   const prepared = bundlePrograms()
-  const server = process.env.TEST_DATABASE_URL ? undefined : await startServer()
+  const start = () => (otherServer ? startOther(path.resolve(otherServer)) : startServer())
+  const server = process.env.TEST_DATABASE_URL ? undefined : await start()
   await prepared
   try {
     const url = server?.url ?? process.env.TEST_DATABASE_URL!
