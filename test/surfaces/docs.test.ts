@@ -60,6 +60,7 @@ const NAMES_OF_OTHERS = [
   'NODE_COMPILE_CACHE',
   'NO_PROXY',
   'OPENAI_API_KEY',
+  'POSTGRES_PASSWORD',
   'env:NAME',
   'guardrails:Evaluate',
   'users:Login',

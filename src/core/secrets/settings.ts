@@ -1,7 +1,13 @@
 import { z } from 'zod'
 import { list, setting, settings, type Values } from '../base/setting.ts'
 
-const hexKeys = list.pipe(z.array(z.string().regex(/^[0-9a-fA-F]{64}$/, 'must be 64 hex characters')))
+/** Returns a key in base64, which platforms generate, as hex; other text unchanged. */
+const asHex = (key: string): string =>
+  /^[A-Za-z0-9+/]{43}=$/.test(key) ? Buffer.from(key, 'base64').toString('hex') : key
+
+const hexKeys = list
+  .transform(keys => keys.map(asHex))
+  .pipe(z.array(z.string().regex(/^[0-9a-fA-F]{64}$/, 'must be 64 hex characters, or 32 bytes in base64')))
 
 export const encryptionSettings = settings(
   'identity',
@@ -9,7 +15,7 @@ export const encryptionSettings = settings(
     SECRETS_ENCRYPTION_KEY: setting(
       hexKeys,
       '',
-      'AES-256-GCM key, 64 hex characters; outside production, default is a fixed development key.',
+      'AES-256-GCM key, 64 hex characters or 32 bytes in base64; outside production, default is a fixed development key.',
       { production: true, secret: true },
     ),
     SECRETS_ENCRYPTION_KEY_PREVIOUS: setting(hexKeys, '', 'Previous keys, comma-separated, used only to decrypt.', {
