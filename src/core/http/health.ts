@@ -70,7 +70,8 @@ export async function readinessHandler(services: Services, expectedMigrations: r
             where not exists (select from migrations m where m.name = e.name)) as missing,
           exists (select from breaking_migrations where name <> all (${expected})) as "isOutdated"`)
       if (isOutdated) return 'a migration requires a later release'
-      return missing === 0 ? 'ok' : `${missing} migrations are missing`
+      const all = expectedMigrations.length
+      return missing === 0 ? 'ok' : `${all - missing} of ${all} migrations: run muster migrate`
     }),
     withBudget(async () => {
       await pool.query(countStatement`select count(*) from pgboss.queue`)
