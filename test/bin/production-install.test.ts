@@ -6,8 +6,9 @@ import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { promisify } from 'node:util'
 import { testEnvironment } from '../support/environment.ts'
+import { npmEnvironment } from '../support/npm.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
-import { inherited, readLines, readyPort, root } from '../support/processes.ts'
+import { readLines, readyPort, root } from '../support/processes.ts'
 
 const run = promisify(execFile)
 
@@ -25,7 +26,7 @@ describe('a fresh clone with production packages alone', function () {
     const bin = path.join(clone, '.node')
     fs.mkdirSync(bin)
     fs.symlinkSync(process.execPath, path.join(bin, 'node'))
-    const given = inherited()
+    const given = npmEnvironment()
     env = { ...given, PATH: `${bin}:${given.PATH}`, ...testEnvironment(await createDatabase(database)) }
     // Programs and packages of this checkout must not reach the clone.
     delete env.NODE_OPTIONS

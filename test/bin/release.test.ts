@@ -11,8 +11,9 @@ import { promisify } from 'node:util'
 import { startDouble } from '#local/double/server.ts'
 import { unmentioned } from '../../scripts/interface.ts'
 import { eventually } from '../support/app.ts'
+import { npmEnvironment } from '../support/npm.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
-import { inherited, root } from '../support/processes.ts'
+import { root } from '../support/processes.ts'
 import { assertAnswers } from '../support/smoke.ts'
 import { forSuite } from '../support/suite.ts'
 
@@ -39,7 +40,7 @@ const DEVELOPMENT = Object.keys(lock)
   .filter(name => !production.has(name))
 
 /** The environment of a process that reaches only this machine. */
-const withoutNetwork = () => ({ ...inherited(), HTTP_PROXY: NOWHERE, HTTPS_PROXY: NOWHERE, NO_PROXY: '127.0.0.1' })
+const withoutNetwork = () => ({ ...npmEnvironment(), HTTP_PROXY: NOWHERE, HTTPS_PROXY: NOWHERE, NO_PROXY: '127.0.0.1' })
 
 /** A registry with one package. It marks a package that has a lock file, as the public one does. */
 async function startRegistry(archive: string, manifest: { name: string; version: string }) {
