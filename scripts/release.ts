@@ -4,7 +4,6 @@ import fs from 'node:fs'
 import path from 'node:path'
 import { parseArgs } from 'node:util'
 import { readFragments, withVersion } from './collect-changes.ts'
-import { currentInterface, unmentioned } from './interface.ts'
 import { packService, productionShrinkwrap } from './service-package.ts'
 
 /**
@@ -136,9 +135,15 @@ function writeFiles(out: string, notes: string, lines: readonly string[]): strin
 }
 
 /** @throws Error with the first reason why there is no release */
-function release(version: string | undefined, isDryRun: boolean, skipsTests: boolean, out: string): void {
+async function release(
+  version: string | undefined,
+  isDryRun: boolean,
+  skipsTests: boolean,
+  out: string,
+): Promise<void> {
   if (!version || !/^\d+\.\d+\.\d+$/.test(version)) throw new Error(`${version ?? 'nothing'} is not a version: 0.2.0`)
   if (skipsTests && !isDryRun) throw new Error('--skip-tests is for --dry-run')
+  if (fs.existsSync(out) && fs.readdirSync(out).length > 0) throw new Error(`${out} is not empty`)
   const missing = steps(version, out, []).filter(step => !step.has())
   if (!isDryRun) {
     if (packageVersion() !== version) throw new Error(`package.json has version ${packageVersion()}`)
@@ -151,6 +156,8 @@ function release(version: string | undefined, isDryRun: boolean, skipsTests: boo
   if (!skipsTests) run('npm', 'test')
   const notes = notesOf(version, isDryRun)
   const previous = previousInterface(version)
+  // All modules are loaded for it, which a refusal need not wait for.
+  const { currentInterface, unmentioned } = await import('./interface.ts')
   const lines = currentInterface()
   const silent = unmentioned(previous.lines, lines, notes)
   const refusal = `the notes do not mention these differences from ${previous.version}:\n${silent.join('\n')}`
@@ -174,7 +181,7 @@ if (process.argv[1] === import.meta.filename) {
     },
   })
   try {
-    release(positionals[0], values['dry-run'], values['skip-tests'], path.resolve(values.out))
+    await release(positionals[0], values['dry-run'], values['skip-tests'], path.resolve(values.out))
   } catch (error) {
     console.error(`release: ${(error as Error).message}`)
     process.exitCode = 1

@@ -140,7 +140,7 @@ describe('a release', function () {
 
   it('refuses an invalid version, and a release without tests', async () => {
     const refused = async (...args: string[]) =>
-      run(process.execPath, ['scripts/release.ts', ...args, '--out', path.join(folder, 'none')], { cwd: root }).then(
+      run(process.execPath, ['scripts/release.ts', '--out', path.join(folder, 'none'), ...args], { cwd: root }).then(
         () => assert.fail(args.join(' ')),
         error => error.stderr.trim().split('\n')[0],
       )
@@ -151,6 +151,7 @@ describe('a release', function () {
       `release: package.json has version ${version}`,
     ])
     assert.ok(!fs.existsSync(path.join(folder, 'none')))
+    assert.equal(await refused('99.0.0', '--dry-run', '--out', made), `release: ${made} is not empty`)
   })
 
   it('has a bill of materials of the production packages alone, by name and version', () => {
