@@ -143,7 +143,7 @@ async function stopServer(dir: string, mode: 'fast' | 'immediate'): Promise<void
 }
 
 const stopCommand = (dir: string, mode: string): Command =>
-  buildCommand('pg_ctl', serverOwner(dir), dir, [
+  buildCommand(resolveBinary('pg_ctl'), serverOwner(dir), dir, [
     'stop',
     `--pgdata=${dir}`,
     `--mode=${mode}`,
@@ -180,7 +180,7 @@ async function initialise(dir: string, ephemeral: boolean, owner: Owner | undefi
       ...(ephemeral ? ['--no-sync'] : []),
       '--no-instructions',
     ]
-    await run(...buildCommand('initdb', owner, fresh, args))
+    await run(...buildCommand(resolveBinary('initdb'), owner, fresh, args))
     fs.renameSync(passwordFile, path.join(fresh, PASSWORD_FILE))
     fs.renameSync(fresh, dir)
   } catch (error) {
@@ -255,7 +255,7 @@ async function startCommand(
   const socket = `unix_socket_directories=${withSocket && socketPath(dir, port) ? '.' : ''}`
   const settings = [...SETTINGS, ...durability, socket, `port=${port}`]
   const serverOptions = settings.map(setting => `-c ${setting}`).join(' ')
-  return buildCommand('pg_ctl', owner, dir, [
+  return buildCommand(resolveBinary('pg_ctl'), owner, dir, [
     'start',
     `--pgdata=${dir}`,
     `--log=${log}`,
@@ -316,8 +316,7 @@ type Command = [
  * Builds the command of a server binary, run as `owner` if this process is root. If `owner` cannot reach the binary or
  * the data directory (for example below /root), it keeps the capability that bypasses directory permissions.
  */
-function buildCommand(name: 'initdb' | 'pg_ctl', owner: Owner | undefined, dir: string, args: string[]): Command {
-  const program = resolveBinary(name)
+function buildCommand(program: string, owner: Owner | undefined, dir: string, args: string[]): Command {
   const options = { env: { PATH: process.env.PATH, LC_ALL: 'C', TZ: 'UTC' }, cwd: '/' }
   if (!owner) return [program, args, options]
   if (canReach(program, owner) && canReach(path.dirname(dir), owner)) return [program, args, { ...options, ...owner }]
@@ -325,6 +324,19 @@ function buildCommand(name: 'initdb' | 'pg_ctl', owner: Owner | undefined, dir: 
   // The binaries find each other by access(2), which ignores capabilities of non-root users unless fixup is disabled.
   const capability = ['--securebits=+no_setuid_fixup', '--inh-caps=+dac_override', '--ambient-caps=+dac_override']
   return ['setpriv', [...identity, ...capability, program, ...args], options]
+}
+
+/**
+ * Runs a program of a server on the data directory `dir`, as a user that may run servers. A directory that does not exist
+ * is created for that user.
+ */
+export async function runServerProgram(program: string, dir: string, args: string[]): Promise<void> {
+  const owner = serverOwner(dir)
+  if (!fs.existsSync(dir)) {
+    fs.mkdirSync(dir, { mode: 0o700 })
+    if (owner) fs.chownSync(dir, owner.uid, owner.gid)
+  }
+  await run(...buildCommand(program, owner, dir, args))
 }
 
 /** Runs a command until it exits. Rejects with its output if it fails. */
@@ -397,7 +409,7 @@ function processExists(pid: number): boolean {
 }
 
 /** Returns a currently free port. */
-async function findFreePort(): Promise<number> {
+export async function findFreePort(): Promise<number> {
   const server = net.createServer().listen(0, '127.0.0.1')
   await new Promise(resolve => server.once('listening', resolve))
   const { port } = server.address() as net.AddressInfo

@@ -2,9 +2,10 @@ import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { existsSync, readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
-import { Command, InvalidArgumentError, Option } from 'commander'
+import { Argument, Command, InvalidArgumentError, Option } from 'commander'
+import { DRILL_NAMES } from '#local/drills/names.ts'
 import { DATA_DIRECTORY } from './environment.ts'
-import { CommandError } from './output.ts'
+import { CommandError, printProgress } from './output.ts'
 import verbs from './verbs.json' with { type: 'json' }
 
 /** The commands of the model double; null where it is not installed. */
@@ -31,6 +32,11 @@ function parseTime(text: string): Date {
 }
 
 const collect = (value: string, previous: string[]): string[] => [...previous, value]
+
+function collectReport(file: string, previous: string[]): string[] {
+  if (!/\.(json|md)$/.test(file)) throw new InvalidArgumentError('must end with .json or .md')
+  return [...previous, file]
+}
 
 const dataOption = () =>
   new Option('--data <directory>', 'directory of the database and secrets of up').default(DATA_DIRECTORY)
@@ -273,6 +279,30 @@ function addMaintenanceCommands(muster: Command): void {
     .description('write the pages of /docs as files with relative links, for any web server')
     .argument('<directory>', 'directory to write to')
     .action(async directory => (await import('./docs.ts')).exportDocsCommand(directory))
+
+  muster
+    .command('drill')
+    .description(verbs.drill)
+    .addArgument(new Argument('<name>', 'drill of docs/drills.md').choices(DRILL_NAMES))
+    .option('--url <url>', 'deployment to run against, with the token of an admin in MUSTER_TOKEN; default a new one')
+    .option('--host <address>', 'address at which that deployment reaches this machine', '127.0.0.1')
+    .option('--seconds <number>', 'duration of the load', parsePositiveInteger)
+    .option('--out <file>', 'write the report to a .json or .md file; repeatable', collectReport, [])
+    .option('--json', 'print the report as JSON')
+    .addHelpText(
+      'after',
+      examples(
+        ['muster drill kill', 'on an embedded database'],
+        ['DATABASE_URL=postgres://... muster drill rolling', 'on a new database of this server'],
+        ['muster drill receiver-down --seconds 120 --out report.json', 'longer, with a report'],
+        ['MUSTER_TOKEN=... muster drill vendor-down --url https://staging.example --host 10.0.0.7', ''],
+      ),
+    )
+    .action(async (name, options) => {
+      if (doubleCommand) return (await import('./drill.ts')).drillCommand(name, options)
+      printProgress('muster: a drill needs the model double, which only a checkout has')
+      process.exitCode = 2
+    })
 
   muster
     .command('bench')

@@ -1,0 +1,132 @@
+import { execFile } from 'node:child_process'
+import fs from 'node:fs'
+import path from 'node:path'
+import { promisify } from 'node:util'
+import { findFreePort, runServerProgram } from '../postgres.ts'
+import { query, temporaryDirectory } from './deployment.ts'
+import { NotPossibleError } from './drill.ts'
+
+/** Where Debian and Ubuntu install servers, by version. */
+const INSTALLED = '/usr/lib/postgresql'
+const SERVER_PROGRAMS = ['postgres', 'initdb', 'pg_ctl']
+const START_SECONDS = 60
+
+/**
+ * Returns the directory of an installed server that has the programs: DRILL_PG_BIN, one of the PATH, or the newest one.
+ * @throws NotPossibleError
+ */
+export function findServer(programs: readonly string[]): string {
+  const { DRILL_PG_BIN, PATH = '' } = process.env
+  const versions = fs.existsSync(INSTALLED) ? fs.readdirSync(INSTALLED) : []
+  const newest = versions.toSorted((a, b) => Number(b) - Number(a)).map(version => `${INSTALLED}/${version}/bin`)
+  const candidates = DRILL_PG_BIN ? [DRILL_PG_BIN] : [...PATH.split(path.delimiter), ...newest]
+  const needed = [...SERVER_PROGRAMS, ...programs]
+  const found = candidates.find(bin => needed.every(program => fs.existsSync(path.join(bin, program))))
+  if (found) return found
+  throw new NotPossibleError(
+    `the PostgreSQL programs ${needed.join(', ')} are not in one directory of ${DRILL_PG_BIN ? 'DRILL_PG_BIN' : `PATH or ${INSTALLED}`}`,
+  )
+}
+
+/** Runs a client program of a server and returns its output. */
+export async function runClient(bin: string, program: string, args: readonly string[]): Promise<string> {
+  const { stdout } = await promisify(execFile)(path.join(bin, program), args)
+  return stdout
+}
+
+/** A server of an installed version in a temporary directory, on a TCP port of 127.0.0.1. */
+export class Cluster {
+  readonly bin: string
+  readonly dir: string
+  readonly port: number
+  readonly #remove: () => void
+
+  constructor(bin: string, port: number) {
+    const directory = temporaryDirectory()
+    // Only the owner may enter a directory of mkdtemp, and the server does not run as root.
+    fs.chmodSync(directory.path, 0o711)
+    this.bin = bin
+    this.port = port
+    this.dir = path.join(directory.path, 'pg')
+    this.#remove = directory.remove
+    process.once('exit', this.#stopAtExit)
+  }
+
+  static async open(bin: string): Promise<Cluster> {
+    return new Cluster(bin, await findFreePort())
+  }
+
+  /** URL of a database, as superuser. */
+  url(database: string): string {
+    return `postgres://muster@127.0.0.1:${this.port}/${database}`
+  }
+
+  async initialise(): Promise<void> {
+    const args = ['--username=muster', '--auth=trust', '--encoding=UTF8', '--locale=C']
+    await this.run('initdb', [`--pgdata=${this.dir}`, ...args])
+  }
+
+  async start(settings: readonly string[] = []): Promise<void> {
+    const all = [
+      `port=${this.port}`,
+      'listen_addresses=127.0.0.1',
+      'unix_socket_directories=',
+      'max_connections=200',
+      'jit=off',
+      ...settings,
+    ]
+    await this.#control([
+      'start',
+      '--wait',
+      `--log=${path.join(this.dir, 'server.log')}`,
+      `--timeout=${START_SECONDS}`,
+      `--options=${all.map(setting => `-c ${setting}`).join(' ')}`,
+    ])
+  }
+
+  /** Ends the server without a checkpoint, as a crash does. */
+  crash(): Promise<void> {
+    return this.#control(['stop', '--mode=immediate'])
+  }
+
+  promote(): Promise<void> {
+    return this.#control(['promote', '--wait'])
+  }
+
+  /** Runs a program of the server's version as its user. */
+  run(program: string, args: string[]): Promise<void> {
+    return runServerProgram(path.join(this.bin, program), this.dir, args)
+  }
+
+  async close(): Promise<void> {
+    process.off('exit', this.#stopAtExit)
+    await this.crash().catch(() => {})
+    this.#remove()
+  }
+
+  #control(args: string[]): Promise<void> {
+    return this.run('pg_ctl', [...args, `--pgdata=${this.dir}`])
+  }
+
+  readonly #stopAtExit = () => {
+    const [pid] = fs.existsSync(path.join(this.dir, 'postmaster.pid'))
+      ? fs.readFileSync(path.join(this.dir, 'postmaster.pid'), 'utf8').split('\n')
+      : []
+    // SIGQUIT is an immediate shutdown.
+    if (pid) process.kill(Number(pid), 'SIGQUIT')
+  }
+}
+
+/** Starts a server with an empty database `muster`. */
+export async function startCluster(bin: string): Promise<Cluster> {
+  const cluster = await Cluster.open(bin)
+  try {
+    await cluster.initialise()
+    await cluster.start()
+    await query(cluster.url('postgres'), 'create database muster template template0')
+    return cluster
+  } catch (error) {
+    await cluster.close()
+    throw error
+  }
+}
