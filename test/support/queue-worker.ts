@@ -3,17 +3,20 @@ import { loadConfig } from '#config.ts'
 import { silentLog } from '#core/base/log.ts'
 import { openNotifier } from '#core/db/notifier.ts'
 import { openNotifications } from '#core/db/notify.ts'
-import { openQueues, queues as queueTable } from '#core/queues/queue.ts'
+import { openQueues, type Queue, queues as queueTable } from '#core/queues/queue.ts'
 import { handler } from '#core/work/handler.ts'
 import { startWorkers } from '#core/work/worker.ts'
 import { testEnvironment } from './environment.ts'
-import { mailbox, tasks } from './queue-fixtures.ts'
+import * as fixtures from './queue-fixtures.ts'
 
 /**
- * A worker process for tests. Arguments: database url, name. Writes what its handlers did into the tables `entity`,
+ * A worker process for tests. Arguments: database url, name, version of its queues. Writes what its handlers did into the tables `entity`,
  * `trail` and `spans` (see queue.test.ts), sends `ready` to its parent, stops on SIGTERM.
  */
-const [databaseUrl, name] = process.argv.slice(2)
+const [databaseUrl, name, version = '1'] = process.argv.slice(2)
+const declared = <M extends object>(queue: Queue<M>): Queue<M> => ({ ...queue, version: Number(version) })
+const mailbox = declared(fixtures.mailbox)
+const tasks = declared(fixtures.tasks)
 const log = silentLog()
 queueTable.fill([mailbox, tasks])
 const notifier = openNotifier({ databaseUrl, log })

@@ -95,6 +95,18 @@ export async function injectFault(
   }
 }
 
+/** Formats whose version tests can raise. */
+type RaisedFormat = 'turn_data' | 'turn_journal' | 'run_context'
+
+/** Returns the version of a format; FAULT_POINTS=`<format>=version:<n>` raises it, as a later release would. */
+export function injectedVersion({ config }: Pick<Services, 'config'>, format: RaisedFormat, version: number): number {
+  const { FAULT_POINTS } = config
+  if (!FAULT_POINTS) return version
+  const start = `${format}=version:`
+  const rule = FAULT_POINTS.split(',').find(each => each.trim().startsWith(start))
+  return rule ? Number(rule.trim().slice(start.length)) : version
+}
+
 function blockProcess(ms: number): void {
   for (const until = performance.now() + ms; performance.now() < until; );
 }

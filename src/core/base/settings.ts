@@ -85,7 +85,7 @@ export const faultSettings = settings(
     FAULT_POINTS: setting(
       optional,
       '',
-      'Fault injection for tests: `point=kill` or `point=freeze:<ms>`; refused in production.',
+      'Fault injection for tests: `point=kill`, `point=freeze:<ms>` or `format=version:<n>`; refused in production.',
     ),
   },
   (config, problem) => {

@@ -4,6 +4,7 @@ import type { Logger } from 'pino'
 import type { z } from 'zod'
 import { systemClock } from '../base/clock.ts'
 import { declarations } from '../base/declarations.ts'
+import { formatVersionOf, withFormatVersion } from '../base/format-versions.ts'
 import { withParameters } from '../db/database-url.ts'
 import type { Notification, Notifier } from '../db/notifier.ts'
 import { DatabaseClient, KEEPALIVE_OPTIONS, SESSION_TIMEOUTS } from '../db/pg-client.ts'
@@ -30,6 +31,8 @@ export type QueueRetry = { limit: number; delaySeconds: number; backoff: boolean
 
 export type Queue<M extends object> = {
   name: string
+  /** Version of the format of its messages. A process leaves messages of later versions to workers of later releases. */
+  version: number
   message: z.ZodType<M>
   /** `standard`: messages are independent. `stately`: at most one waiting and one active message per key. */
   policy: 'standard' | 'stately'
@@ -44,6 +47,8 @@ export type Queue<M extends object> = {
 
 type QueueOptions<M extends object> = {
   message: z.ZodType<M>
+  /** Default 1; raised when workers of the release before would misread a message. */
+  version?: number
   concern: string
   /** Returns the project whose slots the message counts against. */
   project?: (message: M) => string | undefined
@@ -59,10 +64,14 @@ export const queues = declarations<Queue<any>>('queue', ({ name }) => name)
 
 const defaultRetry: QueueRetry = { limit: 2, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 }
 
-function validateQueue<M extends object>(queue: Queue<M>): Queue<M> {
-  if (!/^[\w./-]+$/.test(queue.name))
-    throw new Error(`queue name ${queue.name} contains characters other than letters, digits, _ . / -`)
-  return queue
+function declareQueue<M extends object>(
+  name: string,
+  policy: Queue<M>['policy'],
+  { retry, leaseSeconds = 60, version = 1, ...rest }: QueueOptions<M>,
+): Queue<M> {
+  if (!/^[\w./-]+$/.test(name))
+    throw new Error(`queue name ${name} contains characters other than letters, digits, _ . / -`)
+  return { name, version, policy, retry: { ...defaultRetry, ...retry }, leaseSeconds, ...rest }
 }
 
 /**
@@ -71,8 +80,7 @@ function validateQueue<M extends object>(queue: Queue<M>): Queue<M> {
  * s, a lease of 60 s.
  */
 export function workQueue<M extends object>(name: string, options: QueueOptions<M>): Queue<M> {
-  const { retry, leaseSeconds = 60, ...rest } = options
-  return validateQueue({ name, policy: 'standard', retry: { ...defaultRetry, ...retry }, leaseSeconds, ...rest })
+  return declareQueue(name, 'standard', options)
 }
 
 /**
@@ -85,8 +93,7 @@ export function entityMailbox<M extends object>(
   name: string,
   options: QueueOptions<M> & { key: (message: M) => string },
 ): Queue<M> {
-  const { retry, leaseSeconds = 60, ...rest } = options
-  return validateQueue({ name, policy: 'stately', retry: { ...defaultRetry, ...retry }, leaseSeconds, ...rest })
+  return declareQueue(name, 'stately', options)
 }
 
 /**
@@ -109,6 +116,10 @@ const CHAIN = 'causation_chain'
 /** Returns the trigger chain of a stored message. */
 export const messageTriggerChain = (data: object): readonly string[] | undefined =>
   (data as Record<string, readonly string[] | undefined>)[CHAIN]
+
+/** Whether a queue is declared here in the version of a stored message, or in a later one. */
+export const isReadable = ({ version }: Pick<Queue<any>, 'version'>, data: object): boolean =>
+  formatVersionOf(data) <= version
 
 /** Builds a message with the current trigger chain; its data has the type of the queue. */
 export function queueMessage<M extends object>(
@@ -236,7 +247,7 @@ function toJob(message: QueueMessage) {
   const data = queue.message.parse(message.data)
   return {
     ...(id ? { id } : {}),
-    data: chain && chain.length > 0 ? { ...data, [CHAIN]: chain } : data,
+    data: withFormatVersion(chain && chain.length > 0 ? { ...data, [CHAIN]: chain } : data, queue.version),
     singletonKey: singletonKey(queue, data, startAfter),
     group: { id: queue.project?.(data) ?? NO_PROJECT },
     ...(startAfter ? { startAfter } : {}),

@@ -1,5 +1,6 @@
 import { AppError } from '../base/errors.ts'
 import { parseExactJson } from '../base/exact-json.ts'
+import { knownFormat, withFormatVersion } from '../base/format-versions.ts'
 import type { Services } from '../base/services.ts'
 import type { SealedFor } from './secretbox.ts'
 
@@ -7,13 +8,23 @@ import type { SealedFor } from './secretbox.ts'
 
 type Box = Pick<Services, 'secrets'>
 
-/** Seals a JSON value for its row. */
-export const sealJson = ({ secrets }: Box, value: unknown, row: SealedFor): string =>
-  secrets.seal(JSON.stringify(value), row)
+/** Seals a JSON object for its row, in a version of its format. */
+export const sealJson = ({ secrets }: Box, value: object, row: SealedFor, version = 1): string =>
+  secrets.seal(JSON.stringify(withFormatVersion(value, version)), row)
 
-/** Opens a sealed JSON value; `what` names it in the error. Raises SECRET_NOT_DECRYPTABLE. */
-export function openJson<T>({ secrets }: Box, sealed: string, row: SealedFor, what: string): T {
+/**
+ * Opens a sealed JSON object; `what` names it in errors.
+ * @param version latest version of its format that this process reads
+ * @throws SECRET_NOT_DECRYPTABLE, NewerFormatError
+ */
+export function openJson<T extends object>(
+  { secrets }: Box,
+  sealed: string,
+  row: SealedFor,
+  what: string,
+  version = 1,
+): T {
   const opened = secrets.open(sealed, row)
   if (!opened.ok) throw new AppError('SECRET_NOT_DECRYPTABLE', { message: `${what} cannot be decrypted` })
-  return parseExactJson(opened.value)
+  return knownFormat<T>(parseExactJson(opened.value), version, what)
 }

@@ -1,6 +1,7 @@
 import { timeIn } from '../base/clock.ts'
 import { AppError } from '../base/errors.ts'
 import { injectFault } from '../base/fault-injection.ts'
+import { NewerFormatError } from '../base/format-versions.ts'
 import type { Logger } from '../base/log.ts'
 import type { Services } from '../base/services.ts'
 import { type Span, type SpanStart, traced } from '../base/telemetry.ts'
@@ -217,8 +218,8 @@ class AttemptClaim<Row, Columns> {
 
 /**
  * Runs one attempt and writes its log line.
- * @throws RequeueError when the worker stops or `run` throws it, and transient database errors: both leave the message to the
- *   queue
+ * @throws RequeueError when the worker stops or `run` throws it, transient database errors, and NewerFormatError: all leave the
+ *   message to the queue
  */
 export const runAttempt = <Row, Columns>(
   context: JobContext,
@@ -277,7 +278,7 @@ async function makeAttempt<Row, Columns>(
       throw new RequeueError('worker is stopping')
     }
     if (error instanceof ClaimLostError || item.live.aborted) return log({ outcome: 'claim_lost' })
-    if (isTransient(error)) {
+    if (isTransient(error) || error instanceof NewerFormatError) {
       await requeueUncounted()
       throw error
     }

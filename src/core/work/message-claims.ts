@@ -1,4 +1,5 @@
 import { settledWithin } from '../base/event-loop.ts'
+import { formatVersionIn } from '../base/format-versions.ts'
 import { HOLDER } from '../base/holder.ts'
 import { loopsRestarted } from '../base/metrics.ts'
 import { databaseErrorKind } from '../db/database-errors.ts'
@@ -361,21 +362,25 @@ export const countWorkerLoss: Fragment = rawFragment(
 // Whether a message is a suspect (quarantine.ts), which no other claim takes, and pg-boss's indexes omit.
 const isSuspect = (job: string) => `${job}.data ? '${LOSSES}'`
 
+// $1: versions of the queues of this process, by name. Suspects in later versions are left to other workers.
 const dueSuspects = `
   from pgboss.job_common j ${joinAccount('j.group_id')}
-  where j.name = any ($1::text[]) and j.blocked and j.state < 'active' and j.start_after <= now() and ${hasTimeLeft}
+  where j.name = any (array(select jsonb_object_keys($1::jsonb))) and ${formatVersionIn('j.data')} <= ($1::jsonb ->> j.name)::int and j.blocked and j.state < 'active' and j.start_after <= now() and ${hasTimeLeft}
     and (j.policy <> 'stately' or ${hasNoOther('active')})
   order by (j.data ->> '${LOSSES}')::int, ${leastDebt}, j.created_on
   limit 1`
 
+/** Versions of queues by name. */
+export type QueueVersions = Readonly<Record<string, number>>
+
 /** Returns the queue and the lost workers of the next suspect that is due, null without one. */
 export async function findSuspect(
   db: SqlExecutor,
-  names: readonly string[],
+  versions: QueueVersions,
 ): Promise<{ queue: string; losses: number } | null> {
   const { rows } = await db.executeSql(
     `select j.name as queue, coalesce((j.data ->> '${LOSSES}')::int, 0) as losses ${dueSuspects}`,
-    [names],
+    [JSON.stringify(versions)],
   )
   return rows[0] ?? null
 }
@@ -397,11 +402,13 @@ const suspectStatement = claimStatement(
  */
 export async function claimSuspect(
   db: SqlExecutor,
-  names: readonly string[],
+  versions: QueueVersions,
   { alone }: { alone: boolean },
 ): Promise<(MessageClaim & { queue: string }) | null> {
   try {
-    const { rows } = await answeredInTime('a suspect', () => db.executeSql(suspectStatement(), [names, alone]))
+    const { rows } = await answeredInTime('a suspect', () =>
+      db.executeSql(suspectStatement(), [JSON.stringify(versions), alone]),
+    )
     return rows[0] ?? null
   } catch (error) {
     if ((error as { code?: string }).code === UNIQUE_VIOLATION) return null
@@ -471,13 +478,16 @@ export async function scheduleRetry(
 // completed. A suspect in its probation remains one, unless its handler has ended: a message that is requeued repeatedly, for
 // example because its project is at a limit, would otherwise pause a worker each time. It keeps its count, for it may not
 // have done the work.
-const requeueSql = (isFenced: string, hasEnded = 'false') => `
+const requeueSql = (
+  isFenced: string,
+  { hasEnded = 'false', delayMs = '$3', data = 'j.data' }: { hasEnded?: string; delayMs?: string; data?: string } = {},
+) => `
   update pgboss.job_common j
   set state = (case when w.waits then 'completed' else 'created' end)::pgboss.job_state,
     completed_on = case when w.waits then now() end,
-    started_on = null, heartbeat_on = null, start_after = now() + $3 * interval '1 ms',
+    started_on = null, heartbeat_on = null, start_after = now() + ${delayMs} * interval '1 ms',
     blocked = j.data ? '${ALONE}' and not ${hasEnded},
-    data = case when ${hasEnded} then j.data - '${ALONE}' else j.data end
+    data = case when ${hasEnded} then ${data} - '${ALONE}' else ${data} end
   from pgboss.job_common me
   cross join lateral (select me.policy = 'stately' and exists (
     select from pgboss.job_common other
@@ -487,7 +497,21 @@ const requeueSql = (isFenced: string, hasEnded = 'false') => `
     and me.state = 'active' and j.state = 'active' and ${isFenced}
   returning j.id`
 
-const requeueAttempts = requeueSql(isAttempt('j', '$2'), '$5::boolean')
+const requeueAttempts = requeueSql(isAttempt('j', '$2'), { hasEnded: '$5::boolean' })
+
+/** Field of the data of a message: how often workers have left it to a worker of a later release. */
+const LEFT = 'left_to_later_release'
+
+const leftCount = `coalesce((j.data ->> '${LEFT}')::int, 0)`
+
+/** Delay of a message that is left to a later release: at first $3, doubled each time. */
+const MAX_LEFT_MS = 10_000
+
+const leaveAttempts = `${requeueSql(isAttempt('j', '$2'), {
+  hasEnded: '$5::boolean',
+  delayMs: `least($3 * 2 ^ least(${leftCount}, 20), ${MAX_LEFT_MS})`,
+  data: `(j.data || jsonb_build_object('${LEFT}', ${leftCount} + 1))`,
+})}, (j.data ->> '${LEFT}')::int as count`
 
 // Another claim of the message has another time.
 const requeueClaims = requeueSql(`${claimKey('j')} = any ($2::text[])`)
@@ -507,11 +531,32 @@ export async function requeueMessages(
   return requeue(db, requeueAttempts, [queue.name, pairs, delayMs, ids, ended])
 }
 
-async function requeue(db: SqlExecutor, text: string, values: unknown[]): Promise<string[]> {
+/** Delay of a message that is left for the first time. */
+const LEAVE_MS = 1000
+
+/**
+ * Requeues claimed messages for workers of a later release, without counting the attempt, and with a delay that grows each
+ * time. Returns the IDs of the requeued messages, and how often each has been left; lost claims are omitted. The caller wakes
+ * workers.
+ */
+export async function leaveMessages(
+  db: SqlExecutor,
+  queue: Queue<any>,
+  attempts: Attempt[],
+  { ended }: { ended: boolean },
+): Promise<ReadonlyMap<string, number>> {
+  const [ids, pairs] = attemptValues(attempts)
+  const rows = await requeueRows(db, leaveAttempts, [queue.name, pairs, LEAVE_MS, ids, ended])
+  return new Map(rows.map(({ id, count }) => [id, count]))
+}
+
+const requeue = async (db: SqlExecutor, text: string, values: unknown[]): Promise<string[]> =>
+  (await requeueRows(db, text, values)).map(({ id }) => id)
+
+async function requeueRows(db: SqlExecutor, text: string, values: unknown[]): Promise<{ id: string; count: number }[]> {
   for (let tries = 0; ; tries++) {
     try {
-      const { rows } = await db.executeSql(text, values)
-      return rows.map(row => row.id)
+      return (await db.executeSql(text, values)).rows
     } catch (error) {
       // A new message of the key was inserted concurrently; the next try sees it.
       if ((error as { code?: string }).code !== UNIQUE_VIOLATION || tries === 3) throw error

@@ -1,16 +1,18 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { AppError } from '../base/errors.ts'
+import { NewerFormatError } from '../base/format-versions.ts'
 import { messageAttempts as attemptsTotal } from '../base/metrics.ts'
 import type { Services } from '../base/services.ts'
 import { storableText, truncateChars } from '../base/storable-text.ts'
 import { Batcher } from '../db/batcher.ts'
 import { retryPause, retryWhileUnavailable } from '../db/retry.ts'
-import { isDroppedOnFailure, type Queue } from '../queues/queue.ts'
+import { isDroppedOnFailure, isReadable, type Queue } from '../queues/queue.ts'
 import type { Handler } from './handler.ts'
 import { lostMessageHooks } from './lost-messages.ts'
 import {
   blockRetryOf,
   completeMessages,
+  leaveMessages,
   type MessageClaim,
   maxLossesOf,
   ranAlone,
@@ -89,7 +91,7 @@ export class MessageOutcomes {
       return { lost: false, dueInMs }
     }
     // Without a record the lease expires and another worker records the failure.
-    if (!(await this.#recordExhausted(attempt, error))) return { lost: false, left: true }
+    if ((await this.#recordExhausted(attempt, error)) !== 'recorded') return { lost: false, left: true }
     if (!(await this.#persist(attempt, () => this.#deadLetter(attempt, output)))) return { lost: true }
     this.#report(attempt, this.#finalOutcome, duration, { err: error })
     return { lost: false }
@@ -120,8 +122,33 @@ export class MessageOutcomes {
   }
 
   /**
+   * Requeues messages that only a later release can handle, without counting the attempt, and logs each message once in the
+   * deployment. Retries as `requeue`.
+   */
+  async leave(claims: MessageClaim[], { signal, ended }: { signal: AbortSignal; ended: boolean }): Promise<void> {
+    const { queues, log } = this.#services
+    try {
+      const leave = () => leaveMessages(queues.db, this.#queue, claims, { ended })
+      const left = await retryWhileUnavailable(leave, { signal, withinMs: Number.POSITIVE_INFINITY })
+      if (left.size > 0) queues.wake(this.#queue.name, 'later')
+      for (const claim of claims) {
+        const count = left.get(claim.id)
+        if (count === undefined) continue
+        attemptsTotal.inc({ queue: this.#queue.name, outcome: 'requeued' })
+        if (count === 1)
+          log.warn(
+            { queue: this.#queue.name, job: claim.id, message: idsOf(claim.data) },
+            'message left to a worker of a later release',
+          )
+      }
+    } catch (error) {
+      log.error({ err: error, queue: this.#queue.name }, 'message requeue failed')
+    }
+  }
+
+  /**
    * Takes over messages whose lease has expired: schedules an immediate retry, or records the failure after the last
-   * attempt.
+   * attempt. What this release cannot read is failed by workers of a later one.
    * @returns whether messages are due now
    */
   async takeOverExpired(): Promise<boolean> {
@@ -138,6 +165,8 @@ export class MessageOutcomes {
       const { boundsLosses } = this.#handler
       const maxLosses = maxLossesOf(this.#handler)
       const isCulprit = losses > maxLosses || (losses === maxLosses && ranAlone(message))
+      const isLast = isCulprit || message.retryCount >= message.retryLimit
+      if (isLast && !isReadable(this.#queue, message.data)) continue
       // A handler that bounds lost workers itself fails the work when it is claimed once more.
       const isPoison = isCulprit && (!boundsLosses || losses > maxLosses)
       const error = isPoison
@@ -154,7 +183,7 @@ export class MessageOutcomes {
           if (result !== 'lost') this.#report(message, 'retry', undefined, { reason: 'lease_expired', next_ms: 0 })
           due = true
         } else {
-          await this.#recordExhausted(message, error)
+          if ((await this.#recordExhausted(message, error)) === 'unreadable') continue
           const isDead = await this.#deadLetter(message, describeFailure(error))
           if (isDead)
             this.#report(message, this.#finalOutcome, undefined, { reason: isPoison ? 'worker_lost' : 'lease_expired' })
@@ -175,19 +204,23 @@ export class MessageOutcomes {
     this.#report(attempt, 'done', duration)
   }
 
-  /** Calls `onExhausted`. Returns whether the failure is recorded on the entity. */
-  async #recordExhausted(attempt: MessageClaim, error: unknown): Promise<boolean> {
+  /**
+   * Calls `onExhausted`, which records the failure on the entity. `unreadable`: only a later release can, whose workers take
+   * the message over too.
+   */
+  async #recordExhausted(attempt: MessageClaim, error: unknown): Promise<'recorded' | 'not recorded' | 'unreadable'> {
     const { onExhausted } = this.#handler
     try {
       await retryWhileUnavailable(
         async () => onExhausted?.(this.#queue.message.parse(attempt.data), error, this.#services),
         { withinMs: this.#queue.leaseSeconds * 1000 },
       )
-      return true
+      return 'recorded'
     } catch (failure) {
+      if (failure instanceof NewerFormatError) return 'unreadable'
       const { log } = this.#services
       log.error({ err: failure, queue: this.#queue.name, job: attempt.id }, 'recording of exhausted message failed')
-      return false
+      return 'not recorded'
     }
   }
 

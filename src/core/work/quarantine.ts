@@ -165,7 +165,7 @@ export function messageSuspects(
   { queues: { db } }: Pick<Services, 'queues'>,
   consumers: ReadonlyMap<string, QueueConsumer>,
 ): SuspectSource {
-  const names = () => [...consumers.keys()]
+  const versions = () => Object.fromEntries([...consumers].map(([name, { queue }]) => [name, queue.version]))
   const isStrict = (queue: string, losses: number) => losses >= (consumers.get(queue)?.maxLosses ?? 0)
   return {
     pause(paused) {
@@ -174,11 +174,11 @@ export function messageSuspects(
     isIdle: except => [...consumers.values()].every(consumer => consumer.isIdle(except)),
     isEmpty: () => [...consumers.values()].every(consumer => consumer.isEmpty()),
     async find() {
-      const found = await findSuspect(db, names())
+      const found = await findSuspect(db, versions())
       return found && { losses: found.losses, strict: isStrict(found.queue, found.losses) }
     },
     async claim(alone) {
-      const claimed = await claimSuspect(db, names(), { alone })
+      const claimed = await claimSuspect(db, versions(), { alone })
       if (!claimed) return null
       const { queue, ...claim } = claimed
       const losses = workerLosses(claim)

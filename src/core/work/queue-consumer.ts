@@ -1,6 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Logger } from 'pino'
 import { injectFault } from '../base/fault-injection.ts'
+import { NewerFormatError } from '../base/format-versions.ts'
 import { exclusiveLoop } from '../base/loop.ts'
 import { leasesLost, type Slots } from '../base/metrics.ts'
 import type { Services } from '../base/services.ts'
@@ -11,6 +12,7 @@ import { withTriggerChain } from '../db/trigger-chain.ts'
 import { withSlotHolder } from '../net/hanging-calls.ts'
 import {
   queueMessage as buildMessage,
+  isReadable,
   messageTriggerChain,
   NO_PROJECT,
   type Queue,
@@ -358,17 +360,26 @@ export class QueueConsumer {
     return keyReleased || (claims.more && claims.jobs.length > 0)
   }
 
-  /** Returns the claimed messages to handle; requeues excess ones and replaces delayed wake-ups. */
-  async #filterHandled(jobs: MessageClaim[]): Promise<MessageClaim[]> {
-    if (jobs.length === 0) return jobs
+  /** Returns the claimed messages to handle; requeues excess and unreadable ones and replaces delayed wake-ups. */
+  async #filterHandled(claimed: MessageClaim[]): Promise<MessageClaim[]> {
+    if (claimed.length === 0) return claimed
     if (this.#stopping.aborted) {
-      await this.#requeueClaims(jobs)
+      await this.#requeueClaims(claimed)
       return []
     }
+    const jobs = await this.#leaveUnreadable(claimed)
     // Slots may have been acquired during the claim.
     const excess = this.#batch === 1 ? jobs.splice(Math.max(0, this.#slots.free)) : []
     if (excess.length > 0) await this.#requeueClaims(excess)
     return this.#promoteDelayed(jobs)
+  }
+
+  /** Leaves claimed messages in a later version to workers of that release. Returns the others. */
+  async #leaveUnreadable(jobs: MessageClaim[]): Promise<MessageClaim[]> {
+    const unreadable = jobs.filter(({ data }) => !isReadable(this.#queue, data))
+    if (unreadable.length === 0) return jobs
+    await this.#outcomes.leave(unreadable, { signal: this.#hardStop.signal, ended: false })
+    return jobs.filter(job => !unreadable.includes(job))
   }
 
   /** Replaces delayed wake-ups, which are due, by immediate ones under the keys of their entities. Returns the other messages. */
@@ -597,6 +608,11 @@ export class QueueConsumer {
       return
     }
     if (attempt.lease !== 'held') return this.#stopExpired(attempt)
+    if (error instanceof NewerFormatError) {
+      attempt.state = 'settling'
+      await this.#outcomes.leave([attempt], { signal: this.#hardStop.signal, ended: !this.#stopping.aborted })
+      return this.#markOver(attempt)
+    }
     if (databaseErrorKind(error) === 'unavailable') {
       await this.#requeue([attempt], this.#stopping.aborted ? 0 : this.#unavailableDelayMs(), error)
       return

@@ -79,7 +79,7 @@ export async function loadSavedPlan(
     select template, sealed_values, sealed_parameters, digest from formation_plans
     where id = ${id} and formation_id = ${formationId} and expires_at > ${services.clock.now().toISOString()}::timestamptz`)
   if (!row) return raiseStale(id, `Plan ${id} does not exist, has expired or was already applied`)
-  const open = <T>(sealed: string | null, column: string, empty: T): T =>
+  const open = <T extends object>(sealed: string | null, column: string, empty: T): T =>
     sealed === null ? empty : openJson<T>(services, sealed, sealedFor(column, id, project_id), `Plan ${id}`)
   return {
     template: restoreSecrets(row.template, open(row.sealed_values, 'sealed_values', {})),

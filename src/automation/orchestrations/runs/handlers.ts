@@ -15,6 +15,7 @@ import { controlDescendants } from './commands/control-descendants.ts'
 import { removeRuns } from './commands/remove-runs.ts'
 import { type Advance, nodeFailure } from './engine/advance.ts'
 import { advanceRun } from './engine/advance-run.ts'
+import { requireKnownRun } from './engine/context.ts'
 import { executeNodes, requeueNodeExecution } from './engine/execute-nodes.ts'
 import type { AdvanceResult } from './engine/node-execution.ts'
 import {
@@ -27,6 +28,7 @@ import {
   findClaimState,
   type NodeExecutionRow,
   releaseNodeClaim,
+  requeueNode,
 } from './engine/node-execution-store.ts'
 import { sweepRuns } from './engine/sweep.ts'
 import { lostCallUsage } from './nodes/tool.ts'
@@ -191,6 +193,7 @@ async function handleNodeMessage(
   const { config, pool } = services
   const execution = await claimWithinCapacity(services, node, signal)
   if (execution) {
+    await requireKnownExecution(services, execution)
     await executeNodes(services, { execution, cached: null }, signal, stopping)
     if (signal.aborted) throw new RequeueError('the worker is shutting down')
     return
@@ -204,6 +207,19 @@ async function handleNodeMessage(
     const ms = Math.min(Math.max(waiting.age_ms / 4, CAPACITY_RETRY_MS.least), CAPACITY_RETRY_MS.most)
     retryIn(ms * (0.75 + Math.random() / 2))
     throw new RequeueError('the project is at its limit of concurrent node executions')
+  }
+}
+
+/**
+ * Checks that this release can execute a claimed node; otherwise ends the claim without counting the delivery.
+ * @throws NewerFormatError
+ */
+async function requireKnownExecution(services: Services, execution: ClaimedNode): Promise<void> {
+  try {
+    requireKnownRun(services, { ...execution, id: execution.run_id })
+  } catch (error) {
+    await retryWhileUnavailable(() => requeueNode(services.pool, execution))
+    throw error
   }
 }
 

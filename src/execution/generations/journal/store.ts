@@ -2,6 +2,8 @@ import { z } from 'zod'
 import type { PricedUsage } from '#control/usage/price-usage.ts'
 import { usagePart } from '#control/usage/store.ts'
 import { parseExactJson } from '#core/base/exact-json.ts'
+import { injectedVersion } from '#core/base/fault-injection.ts'
+import { knownFormat, withFormatVersion } from '#core/base/format-versions.ts'
 import type { Services } from '#core/base/services.ts'
 import { type Fragment, jsonb, type Queryable, sql } from '#core/db/sql.ts'
 import { type GenerationRow, JournalStepRow, type OpenStep, type ToolCallOutcome } from '../model.ts'
@@ -18,6 +20,11 @@ export type JournalRow = z.output<typeof JournalRow>
 /** The model answer is at position 0, its calls from 1 on; a call without a value has started and has no outcome. */
 export type Entry = { n: number; position: number; value: OpenStep | JournalStepRow | ToolCallOutcome | null }
 
+/** Version of the format of journal rows. */
+const VERSION = 1
+
+const versionOf = (services: Services): number => injectedVersion(services, 'turn_journal', VERSION)
+
 export const journalTable = (mode: GenerationRow['content_mode']) =>
   sql.identifier([mode === 'none' ? 'generation_journal_unlogged' : 'generation_journal'])
 
@@ -30,7 +37,7 @@ const sealedFor = ({ id, project_id }: Owner, { n, position }: { n: number; posi
 /** Returns the rows of entries, sealed if the content is not stored. */
 export const journalRows = (services: Services, owner: Owner, entries: readonly Entry[]): JournalRow[] =>
   entries.map(({ n, position, value }) => {
-    const text = value && JSON.stringify(value)
+    const text = value && JSON.stringify(withFormatVersion(value, versionOf(services)))
     const seal = owner.content_mode === 'none' && text !== null
     return { n, position, body: seal ? services.secrets.seal(text, sealedFor(owner, { n, position })) : text }
   })
@@ -52,17 +59,23 @@ export type JournalState = {
   settled: ReadonlyMap<number, JournalStepRow>
 }
 
-/** Parses journal rows. Rows that cannot be decrypted count as absent. */
+/**
+ * Parses journal rows. Rows that cannot be decrypted count as absent.
+ * @throws NewerFormatError
+ */
 export function readJournal(
   services: Services,
   owner: Owner,
   rows: readonly JournalRow[],
   stepCount: number,
 ): JournalState {
+  const version = versionOf(services)
+  const parse = (text: string): any =>
+    knownFormat(parseExactJson(text) as object, version, `Journal of turn ${owner.id}`)
   const value = (row: JournalRow): any => {
-    if (row.body === null || owner.content_mode === 'full') return row.body && parseExactJson(row.body)
+    if (row.body === null || owner.content_mode === 'full') return row.body && parse(row.body)
     const opened = services.secrets.open(row.body, sealedFor(owner, row))
-    return opened.ok ? parseExactJson(opened.value) : null
+    return opened.ok ? parse(opened.value) : null
   }
   const settled = new Map<number, JournalStepRow>()
   const outcomes = new Map<number, ToolCallOutcome>()

@@ -1,6 +1,7 @@
 import { systemClock } from '#core/base/clock.ts'
 import { raise } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
+import { NewerFormatError } from '#core/base/format-versions.ts'
 import { HOLDER } from '#core/base/holder.ts'
 import type { Services } from '#core/base/services.ts'
 import { traced } from '#core/base/telemetry.ts'
@@ -57,6 +58,7 @@ type TurnExit = 'settled' | 'claim_lost' | 'requeued' | 'waiting'
  * or pauseTurn → commitAttempt, which also emits events and notifies waiting callers. Returns `deferred` if the project
  * is paused and the turn has not started, and `settled` if another process executes the turn as its holder.
  * @param preloaded the turn, if it was loaded with its message or its prompt
+ * @throws NewerFormatError before the claim, if only a later release can continue the turn
  */
 export async function executeTurn(
   services: Services,
@@ -105,6 +107,7 @@ async function runAttempt(turn: TurnAttempt): Promise<TurnExit> {
     return await runClaimed(turn, data as TurnData, controller)
   } catch (error) {
     const reason = controller.signal.aborted ? controller.signal.reason : error
+    if (reason instanceof NewerFormatError && !turn.isClaimed) throw reason
     if (reason instanceof TurnClaimLost) return turn.stopWithoutSettling()
     if (reason instanceof ModelWait) return await waitOrStop(turn, reason)
     if (reason instanceof SilentHostError) {

@@ -1,7 +1,14 @@
 import { parseExactJson } from '#core/base/exact-json.ts'
+import { injectedVersion } from '#core/base/fault-injection.ts'
+import { knownFormat, withFormatVersion } from '#core/base/format-versions.ts'
 import type { Services } from '#core/base/services.ts'
 import { openText, sealText } from '#core/secrets/sealed-text.ts'
 import type { GenerationRow, TurnData } from '../model.ts'
+
+/** Version of the format of turn data. */
+const VERSION = 1
+
+const versionOf = (services: Services): number => injectedVersion(services, 'turn_data', VERSION)
 
 type Owner = Pick<GenerationRow, 'id' | 'project_id'>
 
@@ -32,11 +39,15 @@ const isEmpty = (data: TurnData, name: keyof typeof EMPTY): boolean =>
 export function sealTurnData(services: Services, turn: Owner, data: TurnData): string {
   const stored = { ...data } as Partial<TurnData>
   for (const name of Object.keys(EMPTY) as (keyof typeof EMPTY)[]) if (isEmpty(data, name)) delete stored[name]
-  return sealText(services, JSON.stringify(stored), sealOf(turn))
+  return sealText(services, JSON.stringify(withFormatVersion(stored, versionOf(services))), sealOf(turn))
 }
 
-/** Returns turn data from its stored form; null if it cannot be decrypted. */
+/**
+ * Returns turn data from its stored form; null if it cannot be decrypted.
+ * @throws NewerFormatError
+ */
 export function openTurnData(services: Services, turn: Owner, sealed: string): TurnData | null {
   const text = openText(services, sealed, sealOf(turn))
-  return text === null ? null : { ...EMPTY, ...parseExactJson(text) }
+  if (text === null) return null
+  return { ...EMPTY, ...knownFormat(parseExactJson(text) as TurnData, versionOf(services), `Turn ${turn.id}`) }
 }

@@ -4,8 +4,9 @@ import type { Context, OperationResult } from '#core/api/operation.ts'
 import type { GenerationRow } from '../model.ts'
 import { generationKind } from '../model.ts'
 import { readTurnEnd } from '../request/wait-for-turn.ts'
+import { anyTurnEvents } from './events.ts'
 import { type Frame, framesAfter } from './frame-store.ts'
-import { deltaOf, NESTED_AGENT, readFrame, STEP_SETTLED, startedOf } from './frames.ts'
+import { deltaOf, readFrame, startedOf } from './frames.ts'
 import { liveTurns } from './live-turns.ts'
 import type { TurnEndState } from './turn-end.ts'
 
@@ -13,8 +14,8 @@ import type { TurnEndState } from './turn-end.ts'
 const POLL_MS = 2000
 const END_EVENTS = new Set(['completed', 'error'])
 
-/** Events of turns that only protocol mounts receive. */
-const MOUNT_EVENTS = new Set([STEP_SETTLED, NESTED_AGENT, 'approval', 'state', 'reasoning'])
+/** Events of the API. Readers of it receive neither events for protocol mounts nor events that only a later release has. */
+const API_EVENTS = new Set(anyTurnEvents.events.map(({ shape }) => shape.event.value))
 
 /** Returns the sequence number in a Last-Event-ID header; 0 unless it is a whole number. */
 export const lastEventId = (header: string | string[] | undefined): number =>
@@ -44,7 +45,7 @@ export function streamTurn(
   const messages = async function* (turn: GenerationRow, frames: readonly Frame[]) {
     for (const frame of frames) {
       seq = frame.seq
-      if (!isOfMount && MOUNT_EVENTS.has(frame.event)) continue
+      if (!isOfMount && !API_EVENTS.has(frame.event)) continue
       yield* format.frame({ ...frame, data: readFrame(services, turn, frame) })
       if (END_EVENTS.has(frame.event) || format.ended?.()) return true
       // The turn may have been resumed since.

@@ -4,6 +4,7 @@ import { storableValue } from '#core/base/storable-text.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { lockUnpaused } from '#identity/projects/pause.ts'
 import { Advance, isFailure } from '../engine/advance.ts'
+import { requireKnownRun } from '../engine/context.ts'
 import { type DrivenRun, findDriver } from '../engine/driver.ts'
 import { loadPinnedGraph } from '../engine/pinned-graph.ts'
 import { jsonBytes, MAX_ARTIFACT_BYTES, storableArtifact } from '../engine/run-state.ts'
@@ -17,7 +18,7 @@ import { pauseDescendants } from './control-descendants.ts'
 
 /**
  * Locks a run for a command. A driven run refuses commands unless its driver gives them (`driven`).
- * @throws ORCHESTRATION_RUN_NOT_FOUND, or the refusal of the driver
+ * @throws ORCHESTRATION_RUN_NOT_FOUND, SERVICE_NOT_READY in a process that cannot read the run, or the refusal of the driver
  */
 async function lockForCommand(
   tx: Tx,
@@ -28,6 +29,7 @@ async function lockForCommand(
   const loaded = await loadRun(tx, id, driven !== null)
   if (!loaded && !driven) await (await findDriver(tx, id))?.refuse(tx, id)
   if (!loaded) return raise('ORCHESTRATION_RUN_NOT_FOUND', { meta: { id } })
+  requireKnownRun(services, loaded)
   const pinned = await loadPinnedGraph(services, tx, loaded)
   if (!pinned) return raise('ORCHESTRATION_RUN_NOT_FOUND', { meta: { id } })
   return new Advance(services, tx, pinned.graph, loaded, driven)

@@ -14,6 +14,7 @@ import { readWrittenUsage, type WrittenUsage } from '../reads/usage.ts'
 import { type LoadedRun, loadRun, revisionUnchanged } from '../store.ts'
 import { Advance } from './advance.ts'
 import { collectOutcomes } from './collect-outcomes.ts'
+import { requireKnownRun } from './context.ts'
 import { type DrivenRun, findDriver } from './driver.ts'
 import type { AdvanceResult, CachedRun, PastExecutions } from './node-execution.ts'
 import { type ClaimedNode, type NodeExecutionRow, STATEMENT_TIMES } from './node-execution-store.ts'
@@ -48,6 +49,7 @@ type Options = Partial<CachedStart> & {
 /**
  * Advances a run as far as its rows allow.
  * @returns null if the run is missing, ended or unchanged
+ * @throws NewerFormatError if only a later release can continue the run
  */
 export async function advanceRun(
   tx: Tx,
@@ -59,6 +61,8 @@ export async function advanceRun(
     ? loadCached(options.cached, options.written ?? null)
     : await lockWithDriver(tx, services, runId)
   if (!loaded || isRunTerminal(loaded)) return null
+  // A cached run is a run that this process has loaded.
+  if (!options.cached) requireKnownRun(services, loaded)
   return withTriggerChain(triggerChainOf(loaded.authority), () =>
     traced(runSpan, loaded, async span => {
       const after = await advanceLoaded(tx, services, { loaded, driven, readAt }, options)
