@@ -4,7 +4,7 @@ import express from 'express'
 import { z } from 'zod'
 import { loadSettings } from '#config.ts'
 import { type Config, ConfigError } from '#core/base/config.ts'
-import { HOLDER, ownIdentity } from '#core/base/holder.ts'
+import { HOLDER, instanceId, ownIdentity } from '#core/base/holder.ts'
 import { createLog, type Logger } from '#core/base/log.ts'
 import type { Services } from '#core/base/services.ts'
 import { loadConfigOrExit, runUntilShutdown } from '#core/base/shutdown.ts'
@@ -53,8 +53,7 @@ export async function startWorker(
   for (const { start } of modules) await start?.(services, 'worker')
   log.debug(declaredNames(), 'modules loaded')
   const { handlers, schedules, background } = workForConcerns(kinds)
-  // Workers may share INSTANCE_ID, and in containers the process ID too.
-  const instance = `${config.INSTANCE_ID}:${HOLDER}`
+  const instance = instanceId(config, 'worker')
   const queues = Object.fromEntries(handlers.map(handler => [handler.queue.name, slotsOf(handler, config)]))
   const heartbeat = new Heartbeat(services, { instance, kinds, holder: HOLDER, identity: ownIdentity(), queues })
   const beat = async () => {

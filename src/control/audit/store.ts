@@ -357,3 +357,31 @@ export const recordSealingPass = (db: Queryable, began: Date): Promise<unknown> 
   db.query(voidStatement`
     insert into audit_sealing (passed_at) values (${began.toISOString()}::timestamptz)
     on conflict (singleton) do update set passed_at = greatest(audit_sealing.passed_at, excluded.passed_at)`)
+
+/** Entries of a project that a search for a resource reads, and most that it returns. */
+const MAX_SCANNED = 20_000
+const MAX_OF_RESOURCE = 100
+
+const resourceEntryRow = sql.type(auditEntryKind.row.extend({ hash: z.string().nullable() }))
+type ResourceEntry = z.output<typeof auditEntryKind.row> & { hash: string | null }
+
+/**
+ * Lists the entries of a resource, oldest first, with their hashes; null until an entry is sealed. Reads the first 20,000
+ * entries of the project from a time on, by audit_entries_project, and the seals by audit_seal_batches_recent.
+ */
+export const listEntriesOf = (
+  db: Queryable,
+  { id, project_id, created_at }: { id: string; project_id: string; created_at: string },
+): Promise<readonly ResourceEntry[]> =>
+  db.any(resourceEntryRow`
+    select ${auditEntryKind.columns}, (
+        select encode(substring(b.hashes from 32 * (array_position(b.entry_ids, t.id) - 1) + 1 for 32), 'hex')
+        from audit_seal_batches b
+        where b.last_id >= t.id and b.first_id <= t.id and b.chain = t.project_id and t.id = any(b.entry_ids)
+        order by b.last_id limit 1) as hash
+    from (
+      select * from audit_entries
+      where project_id = ${project_id} and created_at >= ${created_at}::timestamptz - interval '1 minute'
+      order by created_at, id limit ${MAX_SCANNED}) t
+    where t.resource_public_id = ${id}
+    order by t.created_at, t.id limit ${MAX_OF_RESOURCE}`)

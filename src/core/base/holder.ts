@@ -4,6 +4,10 @@ import { readFileSync, readlinkSync } from 'node:fs'
 /** Unique id of this process, stored in its leases. */
 export const HOLDER = randomUUID()
 
+/** Returns the name of this process in its heartbeats. Workers may share INSTANCE_ID, and a web process may run workers. */
+export const instanceId = ({ INSTANCE_ID }: { INSTANCE_ID: string }, kind: 'worker' | 'web'): string =>
+  kind === 'web' ? `${INSTANCE_ID}:web:${HOLDER}` : `${INSTANCE_ID}:${HOLDER}`
+
 /** Identity of a process among all past processes of a host. Processes with the same `host` share a PID namespace. */
 export type ProcessIdentity = { host: string; pid: number; started: string }
 

@@ -6,6 +6,7 @@ import type { SlotHolder } from '../net/hanging-calls.ts'
 import type { Queue } from '../queues/queue.ts'
 import type { SuspectSource } from '../queues/suspects.ts'
 import type { Outbox } from '../writes/writer.ts'
+import type { LostClaim } from './message-claims.ts'
 
 /** Declarations of queue handlers, schedules and background tasks. */
 
@@ -18,6 +19,8 @@ export type JobContext = {
   last: boolean
   /** ID of the message; of the first message for a batch. */
   id: string
+  /** The last claim of the message that was lost; null without one. Later attempts that ended otherwise leave it unchanged. */
+  lostClaim: LostClaim | null
   /** Aborted when the lease is lost or the grace period is over: stop without writing. */
   signal: AbortSignal
   /**

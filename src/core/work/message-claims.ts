@@ -354,9 +354,24 @@ export const maxLossesOf = ({ boundsLosses, maxLosses }: { boundsLosses?: boolea
 export const workerLosses = ({ data }: Pick<MessageClaim, 'data'>): number =>
   Number((data as Record<string, unknown>)[LOSSES] ?? 0)
 
-/** Assignment that counts a lost worker in the active messages of the alias `j`. */
+/** Field of the data of a message: its last claim that was lost. */
+export const LOST_CLAIM = 'lost_claim'
+
+/** A claim that was lost: the process that had it, if known, and the end of its lease. */
+export type LostClaim = { instance_id: string | null; lease_expires_at: string }
+
+/** Returns the last lost claim of a message; null without one. */
+export const lostClaimOf = ({ data }: Pick<MessageClaim, 'data'>): LostClaim | null =>
+  (data as Record<string, LostClaim | undefined>)[LOST_CLAIM] ?? null
+
+const lostClaimAt = (
+  time: string,
+) => `jsonb_build_object('${LOST_CLAIM}', jsonb_build_object('lease_expires_at', ${time},
+    'instance_id', (select w.instance_id from worker_heartbeats w where w.holder = j.group_tier limit 1)))`
+
+/** Assignment that counts a lost worker in the active messages of the alias `j`, whose leases end. */
 export const countWorkerLoss: Fragment = rawFragment(
-  `data = j.data || jsonb_build_object('${LOSSES}', coalesce((j.data ->> '${LOSSES}')::int, 0) + 1)`,
+  `data = j.data || ${lostClaimAt('now()')} || jsonb_build_object('${LOSSES}', coalesce((j.data ->> '${LOSSES}')::int, 0) + 1)`,
 )
 
 // Whether a message is a suspect (quarantine.ts), which no other claim takes, and pg-boss's indexes omit.
@@ -587,9 +602,10 @@ export async function requeueUnheld(
 }
 
 // job_i7 (name, group_id; active) serves it, which the order ensures; every message has a group. The renewed heartbeat
-// gives this process another lease to settle the message.
+// gives this process another lease to settle the message. `epoch`: the lease was ended with its worker.
 const expiredSql = `
-  update pgboss.job_common j set heartbeat_on = now()
+  update pgboss.job_common j set heartbeat_on = now(),
+    data = case when j.heartbeat_on > 'epoch' then j.data || ${lostClaimAt(`j.heartbeat_on + $2 * interval '1 s'`)} else j.data end
   where j.name = $1 and j.state = 'active' and j.id = any (array(
     select e.id from pgboss.job_common e
     where e.name = $1 and e.state = 'active' and e.group_id is not null

@@ -179,11 +179,8 @@ export class Heartbeat {
     const names = queues.all().map(({ name }) => name)
     return this.#services.write(async tx => {
       const lost = await tx.anyFirst(holderRow`
-        with left_over as (
-          select instance_id, holder from worker_heartbeats
-          where holder = any(${sql.array([...holders], 'text')}) for update skip locked)
-        update worker_heartbeats w set holder = null from left_over l where w.instance_id = l.instance_id
-        returning l.holder`)
+        select holder from worker_heartbeats
+        where holder = any(${sql.array([...holders], 'text')}) for update skip locked`)
       if (lost.length === 0) return lost
       const isGone = (holder: Fragment): Fragment => sql.fragment`${holder} = any(${sql.array([...lost], 'text')})`
       for (const endLeases of leaseHolding.all()) await endLeases(tx, isGone, this.#services)
@@ -196,6 +193,10 @@ export class Heartbeat {
           returning j.name)
         select distinct name from ended`)
       for (const name of affected) tx.notify(delayedChannel, name)
+      // Last, because what ends the leases reads the names of the processes.
+      await tx.query(
+        voidStatement`update worker_heartbeats w set holder = null where ${isGone(sql.fragment`w.holder`)}`,
+      )
       return lost
     })
   }

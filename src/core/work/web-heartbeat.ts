@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { settledWithin } from '../base/event-loop.ts'
-import { HOLDER, ownIdentity } from '../base/holder.ts'
+import { HOLDER, instanceId, ownIdentity } from '../base/holder.ts'
 import type { Services } from '../base/services.ts'
 import { Heartbeat } from './takeover.ts'
 
@@ -13,8 +13,7 @@ export type WebHeartbeat = { isRecent(): boolean; end(): Promise<void> }
 export async function startWebHeartbeat(services: Services): Promise<WebHeartbeat> {
   const { config, log } = services
   const heartbeat = new Heartbeat(services, {
-    // A worker may run in the same process.
-    instance: `${config.INSTANCE_ID}:web:${HOLDER}`,
+    instance: instanceId(config, 'web'),
     kinds: [],
     holder: config.WEB_EXECUTES ? HOLDER : null,
     identity: ownIdentity(),

@@ -40,8 +40,7 @@ export const generationHandlers = [
         )
       },
     },
-    async ({ generation_id }, { services, preloaded, signal, stopping, log, complete, releaseSlotWhile, retryIn }) => {
-      const context = { signal, stopping, log, complete, releaseSlotWhile, retryIn }
+    async ({ generation_id }, { services, preloaded, ...context }) => {
       const outcome = await executeTurn(
         services,
         generation_id,

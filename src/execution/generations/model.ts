@@ -163,6 +163,8 @@ export const JournalStepRow = z.object({
       /** Times of the call, if it was made by the platform. */
       started_at: z.string().optional(),
       completed_at: z.string().optional(),
+      /** Of a call that a lost or stopped worker had started: whether it was made again. */
+      recovery: z.enum(['repeated', 'withheld']).optional(),
     }),
   ),
   usage: UsageTotals.nullable(),

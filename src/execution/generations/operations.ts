@@ -28,6 +28,7 @@ import {
   Trace,
   type TraceRow,
 } from './model.ts'
+import { getGenerationRecovery } from './recovery/get-recovery.ts'
 import { cancelTurn } from './request/cancel-turn.ts'
 import { spendRefusals } from './request/create.ts'
 import { generateOperation } from './request/generate-request.ts'
@@ -342,6 +343,7 @@ export const generationOperations: Operation[] = [
   }),
   getTranscript,
   getStepRequest,
+  getGenerationRecovery,
   generations.action('stream', {
     method: 'get',
     summary: 'Stream generation events',

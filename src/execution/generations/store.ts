@@ -5,6 +5,7 @@ import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement }
 import { type MemoryEntryRow, memoryEntryKind } from '#memory/entries/model.ts'
 import { type JournalRow, journalInsert } from './journal/store.ts'
 import { AbortRequest, type GenerationRow, generationKind, JournalStepRow, type Knowledge } from './model.ts'
+import { lostHoldersCte } from './recovery/interruptions.ts'
 import { visibleSteps } from './traces/store.ts'
 
 /** Returns the files of a project with these ids, in any order. By the primary key. */
@@ -124,7 +125,8 @@ export const listAbortedOrLost = (db: Queryable, running: { id: string; attempt:
 const turnRefRow = sql.type(z.object({ id: z.string(), project_id: z.string() }))
 
 /**
- * Clears the holder of turns that web processes execute without a message: of one turn, or where it satisfies `isGone`.
+ * Clears the holder of turns that web processes execute without a message: of one turn, or where it satisfies `isGone`, and
+ * records their attempts as lost then.
  * Returns the turns that a worker must continue. Without one turn it scans generation_work, which contains only turns that have
  * not settled.
  */
@@ -133,15 +135,19 @@ export const clearHolders = (
   of: { generation: string; holder: string } | { isGone: (holder: Fragment) => Fragment },
 ) =>
   db.any(turnRefRow`
-    with cleared as (
-      update generation_work w set holder = null
-      where w.holder is not null
-        and ${
-          'isGone' in of
-            ? of.isGone(sql.fragment`w.holder`)
-            : sql.fragment`w.generation_id = ${of.generation} and w.holder = ${of.holder}`
-        }
-      returning w.generation_id)
+    with gone as (
+        select w.generation_id, w.holder from generation_work w
+        where w.holder is not null
+          and ${
+            'isGone' in of
+              ? of.isGone(sql.fragment`w.holder`)
+              : sql.fragment`w.generation_id = ${of.generation} and w.holder = ${of.holder}`
+          }
+        for update of w),
+      ${'isGone' in of ? sql.fragment`${lostHoldersCte},` : sql.fragment``}
+      cleared as (
+        update generation_work w set holder = null from gone where w.generation_id = gone.generation_id
+        returning w.generation_id)
     select g.id, g.project_id from cleared c join generations g on g.id = c.generation_id where g.status = 'in_progress'`)
 
 /** Condition on a turn with its row `work` of generation_work: its holder, a web process, executes it without a message. */

@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto'
 import type { Config } from '#core/base/config.ts'
 import { executorLost } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
-import { HOLDER } from '#core/base/holder.ts'
+import { HOLDER, instanceId } from '#core/base/holder.ts'
 import type { Services } from '#core/base/services.ts'
 import { isTransient } from '#core/db/database-errors.ts'
 import { retryWhileUnavailable } from '#core/db/retry.ts'
@@ -239,6 +239,7 @@ async function claimWithinCapacity(
   const holder = `${HOLDER}:${randomUUID()}`
   const claim = {
     holder,
+    instanceId: instanceId(config, 'worker'),
     leaseMs: config.ORCHESTRATION_NODE_LEASE_SECONDS * 1000,
     deliveries: config.ORCHESTRATION_NODE_MAX_DELIVERIES,
   }

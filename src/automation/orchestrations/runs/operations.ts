@@ -27,6 +27,7 @@ import { OrchestrationRun, presentRun, RUN_STATUSES, type RunRow, runKind } from
 import { withCallbacks } from './nodes/callback-token.ts'
 import { runEvents, runWaiting } from './reads/events.ts'
 import { presentNodeExecution, presentRunFor, presentWaitedRun } from './reads/present-run.ts'
+import { getRunRecovery } from './reads/recovery.ts'
 import { streamRun } from './reads/stream.ts'
 import { listLargeRuns, runListColumns } from './store.ts'
 
@@ -310,6 +311,7 @@ export const runOperations: Operation[] = [
   start,
   listRuns,
   callRunHook,
+  getRunRecovery,
   runs.get({ present: ({ resource, services, caller }) => presentRunFor(services, caller, resource) }),
   itemOperation(runKind, {
     id: 'streamOrchestrationRun',

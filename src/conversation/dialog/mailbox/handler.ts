@@ -136,9 +136,9 @@ const requeueClaimedTurn = (services: Services, { conversation, turn }: ClaimedT
 async function executeClaimedTurn(services: Services, claimed: ClaimedTurn, context: JobContext) {
   if (claimed.turn.chat_id !== null)
     return { outcome: await executeChatTurn(services, claimed, context), wasLast: false }
-  const { signal, stopping, log, releaseSlotWhile, retryIn, complete } = context
+  const { signal, stopping, log, releaseSlotWhile, retryIn, complete, lostClaim } = context
   const source = turnSource(claimed, complete)
-  const options = { signal, stopping, log, releaseSlotWhile, retryIn, source }
+  const options = { signal, stopping, log, releaseSlotWhile, retryIn, source, lostClaim }
   const outcome = await executeTurn(services, claimed.turn.generation_id, options, claimed.loaded)
   return { outcome, wasLast: source.wasLast() }
 }

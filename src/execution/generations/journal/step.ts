@@ -54,8 +54,11 @@ export const callFailed = (message: string, reason: string) => failedCall('TOOL_
 export const WRITE_MEMORY = 'write_memory'
 
 const NOT_RUN = callFailed('The turn ended before the call was made', 'not_run')
-/** Outcome of a call that a lost worker had started. */
-export const UNKNOWN = callFailed('The outcome of the call is unknown', 'outcome_unknown')
+/** Outcome of a call that had started when its turn ended. */
+const UNKNOWN = callFailed('The outcome of the call is unknown', 'outcome_unknown')
+
+/** Outcome of a call that a lost worker had started, and that must not be repeated. */
+export const WITHHELD: ToolCallOutcome = { ...UNKNOWN, recovery: 'withheld' }
 
 /** Outcome of a call in an answer that was cut off by its limit of tokens. */
 export const CUT = callFailed('The answer was cut before the call was complete; it was not made', 'answer_cut')

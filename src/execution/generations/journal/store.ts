@@ -176,6 +176,13 @@ export type AnsweredStep = Pick<JournalStepRow, 'model' | 'ai_provider_id' | 'us
 /** Steps of a turn that is ended from outside: the settled ones, and the step in progress. */
 export type AbandonedSteps = { steps: readonly AnsweredStep[]; open: JournalState['open'] }
 
+/** Returns the step in progress of a turn; null without one. One statement, or none if nothing was journalled. */
+export const findOpenStep = async (
+  db: Queryable,
+  services: Services,
+  generation: GenerationRow,
+): Promise<JournalState['open']> => (await findAbandonedSteps(db, services, generation)).open
+
 /** Returns the steps of a turn for its end from outside; one statement, or none if nothing was journalled. */
 export async function findAbandonedSteps(
   db: Queryable,

@@ -4,6 +4,7 @@ import { type PricedUsage, priceUsage } from '#control/usage/price-usage.ts'
 import { systemClock } from '#core/base/clock.ts'
 import type { RecordedFailure } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
+import { instanceId } from '#core/base/holder.ts'
 import { PROJECT_LABEL, projectLabels } from '#core/base/project-labels.ts'
 import type { Services } from '#core/base/services.ts'
 import { isTransient } from '#core/db/database-errors.ts'
@@ -16,6 +17,7 @@ import { SentRequests } from '../journal/sent-request.ts'
 import { openStepOf, storedStep } from '../journal/step.ts'
 import { type Entry, type JournalState, journalRows, readJournal, writeJournal } from '../journal/store.ts'
 import { type GenerationRow, generationKind, type JournalStepRow, type OpenStep, type TurnData } from '../model.ts'
+import type { Continuation } from '../recovery/interruptions.ts'
 import { turnQueue } from '../request/create.ts'
 import type { Attachments } from '../request/message-files.ts'
 import type { StepLogprobs } from '../request/turn-result.ts'
@@ -29,7 +31,14 @@ import { draftLostCalls, draftUnusedAnswer, type ProviderTypes, providerTypesOf 
 import { sealTurnData } from './turn-data.ts'
 import { withMemory } from './turn-hooks.ts'
 import type { TurnContext } from './turn-owner.ts'
-import { claimParts, isWritten, journalStep, type LoadedTurn, requeueGeneration } from './turn-store.ts'
+import {
+  claimParts,
+  isWritten,
+  journalStep,
+  type LoadedTurn,
+  releaseGeneration,
+  requeueGeneration,
+} from './turn-store.ts'
 
 export const turnsTotal = new Counter({
   name: 'muster_turns_total',
@@ -189,6 +198,7 @@ export class TurnAttempt {
       now,
       sealedData: first && context.source?.prepare && this.data ? sealTurnData(services, before, this.data) : null,
       hasHolder: this.loaded.holder !== null,
+      continuation: first ? null : this.#continuation(now),
       frames,
     }
     // If the response to the claim is lost, the turn is requeued under it.
@@ -428,9 +438,23 @@ export class TurnAttempt {
     await this.#frames.discard()
   }
 
-  /** Requeues the turn for another worker. */
+  #continuation(at: string): Continuation {
+    const { config } = this.services
+    const { lostClaim = null } = this.context
+    return { at, by: this.#instanceId, lostClaim, leaseSeconds: config.GENERATION_LEASE_SECONDS }
+  }
+
+  get #instanceId(): string {
+    return instanceId(this.services.config, this.context.isHolder ? 'web' : 'worker')
+  }
+
+  #release(): Promise<boolean> {
+    return releaseGeneration(this.services.pool, this.generation, this.#instanceId)
+  }
+
+  /** Requeues the turn for another worker, because this one stops. */
   async requeue(): Promise<'requeued'> {
-    this.#logRequeue(await requeueGeneration(this.services.pool, this.generation))
+    this.#logRequeue(await this.#release())
     return 'requeued'
   }
 
@@ -462,7 +486,7 @@ export class TurnAttempt {
   async stopWithoutSettling(): Promise<'claim_lost' | 'requeued'> {
     // The claim may be lost as well.
     if (this.context.stopping.aborted && this.generation.status === 'in_progress') {
-      await this.#tryRequeue(requeueGeneration(this.services.pool, this.generation))
+      await this.#tryRequeue(this.#release())
       return 'requeued'
     }
     this.#logOutcome('claim_lost')

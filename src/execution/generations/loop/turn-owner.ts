@@ -4,6 +4,7 @@ import type { RecordedFailure } from '#core/base/errors.ts'
 import type { Logger } from '#core/base/log.ts'
 import type { Services } from '#core/base/services.ts'
 import type { Queryable } from '#core/db/sql.ts'
+import type { LostClaim } from '#core/work/message-claims.ts'
 import type { Outbox, Tx } from '#core/writes/writer.ts'
 import type { SessionKnowledge } from '#execution/agents/knowledge.ts'
 import type { Annotation, ModelMessage } from '#execution/providers/model-messages.ts'
@@ -163,4 +164,6 @@ export type TurnContext = {
   isHolder?: boolean
   /** Completes the message of a turn without a source when it settles. */
   complete?: (outbox: Outbox) => void
+  /** The last claim of the message that was lost. */
+  lostClaim?: LostClaim | null
 }

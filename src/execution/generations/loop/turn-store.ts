@@ -12,6 +12,7 @@ import type { ToolRow } from '#execution/tools/model.ts'
 import type { StepRequest } from '../journal/sent-request.ts'
 import { JournalRow, journalClosed, journalInsert, journalTable, requestCtes } from '../journal/store.ts'
 import { type GenerationRow, generationKind, JournalStepRow } from '../model.ts'
+import { type Continuation, continuedCte, releasedInsert } from '../recovery/interruptions.ts'
 import { isExecutedByHolder, turnDataTable } from '../store.ts'
 import { type Frame, frameRows } from '../streams/frame-store.ts'
 import { wireStep } from '../traces/store.ts'
@@ -212,6 +213,8 @@ export function claimParts(claim: {
   now: string
   sealedData: string | null
   hasHolder: boolean
+  /** Null for the first claim. */
+  continuation: Continuation | null
   frames: Frame[]
 }): StatementWrite {
   const { generation } = claim
@@ -234,6 +237,7 @@ export function claimParts(claim: {
     ctes.push(
       sql.fragment`holder_cleared as (update generation_work set holder = null where generation_id = ${generation.id} and ${guard})`,
     )
+  if (claim.continuation) ctes.push(continuedCte(generation, claim.continuation, guard))
   if (claim.frames.length > 0)
     ctes.push(sql.fragment`first_frames as (${frameRows(generation.id, claim.frames, guard)})`)
   return { ctes, guard, columns: sql.fragment`${claim.attempt}::int as attempt` }
@@ -420,6 +424,20 @@ export const modelWaitParts = ({
   guard: sql.fragment`exists (select 1 from waiting)`,
   columns: sql.fragment`true as waiting`,
 })
+
+/** Releases a turn in progress because the process stops; false if its claim was lost. */
+export async function releaseGeneration(
+  db: Queryable,
+  generation: GenerationRow,
+  instanceId: string,
+): Promise<boolean> {
+  const { rowCount } = await db.query(voidStatement`
+    with released as (
+      update generations set handed_back = true
+      where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' returning id, attempt)
+    ${releasedInsert(sql.fragment`released`, instanceId)}`)
+  return rowCount > 0
+}
 
 /** Requeues a turn in progress without counting the attempt as lost; false if its claim was lost. */
 export async function requeueGeneration(db: Queryable, generation: GenerationRow): Promise<boolean> {

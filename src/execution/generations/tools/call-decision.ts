@@ -13,7 +13,7 @@ import {
   prepareCall,
 } from '#execution/tools/call.ts'
 import { type GateRequest, runOfCall, toolGate, type Verdict } from '#execution/tools/guardrail-gate.ts'
-import { callFailed, failedCall, UNKNOWN } from '../journal/step.ts'
+import { callFailed, failedCall, WITHHELD } from '../journal/step.ts'
 import type { GenerationRow, OpenStep, ToolCallOutcome, TurnData } from '../model.ts'
 import { approvalDesk, type Proposal } from './approval-desk.ts'
 import type { Justification, TurnTool } from './toolbox.ts'
@@ -56,7 +56,7 @@ export async function decideCall(input: CallDecisionInput, position: number): Pr
   if (position >= MAX_CALLS)
     return { outcome: callFailed(`A step can make at most ${MAX_CALLS} calls`, 'too_many_calls') }
   const tool = tools.get(tool_name)
-  if (started.has(position) && !tool?.repeatable) return { outcome: UNKNOWN, evaluated: true }
+  if (started.has(position) && !tool?.repeatable) return { outcome: WITHHELD, evaluated: true }
   if (!tool) return { outcome: failedCall('TOOL_NOT_FOUND', `Tool ${tool_name} not found`) }
   if (args_error !== undefined || !isObject(args)) {
     const message = args_error ?? 'the arguments must be a JSON object'

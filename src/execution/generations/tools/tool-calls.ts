@@ -8,7 +8,7 @@ import type { SpanStart } from '#core/base/telemetry.ts'
 import { traced } from '#core/base/telemetry.ts'
 import { ATTRIBUTE, MUSTER, OPERATION } from '#core/base/telemetry-names.ts'
 import { callTool, openCall } from '#execution/tools/call.ts'
-import { callFailed, failedCall, UNKNOWN } from '../journal/step.ts'
+import { callFailed, failedCall, WITHHELD } from '../journal/step.ts'
 import type { Entry } from '../journal/store.ts'
 import { attributionOf, draftLostCall } from '../loop/metering.ts'
 import type { ToolCallOutcome } from '../model.ts'
@@ -61,7 +61,7 @@ export async function executeToolCalls(input: ToolCallsInput): Promise<ToolCallR
     signal.throwIfAborted()
     if ('allowed' in decision) allowed.push(decision.allowed)
     else outcomes.set(position, decision.outcome)
-    if ('outcome' in decision && decision.outcome === UNKNOWN) {
+    if ('outcome' in decision && decision.outcome === WITHHELD) {
       const tool = input.tools.get(tool_name)
       if (!tool?.perform) input.addUsage(draftLostCall(input.generation, step.tool_calls[position], tool))
     }
@@ -113,6 +113,7 @@ async function makeCalls(
       ...nestedTurnEvents(step.tool_calls[call.position].id, call),
     ])
     await journal([...unwritten, ...starts], [...events, ...startEvents])
+    const repeated = new Set(starting.filter(({ position }) => started.has(position)))
     unwritten = []
     events = []
     for (const { position } of starting) started.add(position)
@@ -120,7 +121,7 @@ async function makeCalls(
     for (const call of starting)
       running.set(
         call.position,
-        timedCall(input, call).then(
+        timedCall(input, call, repeated.has(call)).then(
           outcome => void outcomes.set(call.position, outcome),
           error => {
             fatal ??= error
@@ -154,13 +155,14 @@ function nestedTurnEvents(tool_call_id: string, { tool: { action, callable }, ar
   return typeof agent_id === 'string' ? [{ event: NESTED_AGENT, data: { tool_call_id, agent_id } }] : []
 }
 
-/** Makes a call and returns its outcome with its times. */
-const timedCall = (input: ToolCallsInput, call: AllowedCall): Promise<ToolCallOutcome> =>
+/** Makes a call and returns its outcome with its times. `repeated`: an earlier attempt had started the call. */
+const timedCall = (input: ToolCallsInput, call: AllowedCall, repeated: boolean): Promise<ToolCallOutcome> =>
   traced(toolSpan, { input, call }, async span => {
     const started_at = systemClock.now().toISOString()
     const outcome = await makeCall(input, call)
     if (outcome.error) span?.fail(outcome.error.code)
-    return { ...outcome, started_at, completed_at: systemClock.now().toISOString() }
+    const completed_at = systemClock.now().toISOString()
+    return { ...outcome, started_at, completed_at, ...(repeated && { recovery: 'repeated' as const }) }
   })
 
 function toolSpan({

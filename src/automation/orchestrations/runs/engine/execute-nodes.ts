@@ -4,6 +4,7 @@ import type { UsageDraft } from '#control/usage/meter.ts'
 import { timeIn } from '#core/base/clock.ts'
 import { AppError } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
+import { instanceId } from '#core/base/holder.ts'
 import type { Services } from '#core/base/services.ts'
 import { type Span, traced } from '#core/base/telemetry.ts'
 import { databaseErrorKind, isTransient } from '#core/db/database-errors.ts'
@@ -20,7 +21,7 @@ import { idempotencyKeyOf } from '../reads/present-run.ts'
 import { isFailure, nodeFailure } from './advance.ts'
 import { advanceIfUnchanged } from './advance-run.ts'
 import type { AdvanceResult, CachedRun, EndNodeInTx, NodeEnd, NodeWork, NodeWorkOutcome } from './node-execution.ts'
-import { type ClaimedNode, claimedNode, renewLease, requeueNode } from './node-execution-store.ts'
+import { type ClaimedNode, claimedNode, releaseNode, renewLease, requeueNode } from './node-execution-store.ts'
 import { loadPinnedGraph } from './pinned-graph.ts'
 import { nodeFailed } from './run-state.ts'
 import { settleNode, settleNodes } from './settle-nodes.ts'
@@ -145,7 +146,7 @@ async function executeNode(
       const delayMs = signal.aborted ? 0 : UNAVAILABLE_DELAY_MS
       const counted = !signal.aborted && databaseErrorKind(error) === 'timeout'
       for (const claimed of [execution, ...following])
-        await requeueNodeExecution(services, claimed, { delayMs, counted })
+        await requeueNodeExecution(services, claimed, { delayMs, counted, isStopping: signal.aborted })
       log('requeued', { err: signal.aborted ? undefined : error })
       return null
     }
@@ -203,15 +204,18 @@ const rejectOnAbort = (signal: AbortSignal, running: Promise<unknown>): Promise<
     }
   })
 
-/** Requeues a node execution if this worker still holds its claim. */
+/** Requeues a node execution if this worker still holds its claim. `isStopping`: because the worker stops. */
 export const requeueNodeExecution = (
   services: Services,
   execution: ClaimedNode,
-  { delayMs = 0, counted = false } = {},
+  { delayMs = 0, counted = false, isStopping = false } = {},
 ): Promise<void> =>
   retryWhileUnavailable(() =>
     services.write(async tx => {
-      if (!(await requeueNode(tx, execution, counted))) return
+      const isHeld = isStopping
+        ? await releaseNode(tx, execution, instanceId(services.config, 'worker'))
+        : await requeueNode(tx, execution, counted)
+      if (!isHeld) return
       const { id: execution_id, run_id, project_id } = execution
       const startAfter = delayMs > 0 ? { startAfter: timeIn(delayMs) } : {}
       tx.send(nodeExecutionQueue, { execution_id, run_id, project_id }, startAfter)

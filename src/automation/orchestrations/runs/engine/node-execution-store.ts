@@ -209,9 +209,41 @@ export const claimedNode = (row: NodeExecutionRow, run: RunRow): ClaimedNode => 
   root_id: run.root_id,
 })
 
+/**
+ * Returns the ctes that record, for a claim of a node execution, the end of a delivery whose lease has expired, and the start of
+ * the claimed one. They read the row from before the claim.
+ */
+const continuedCtes = (executionId: string, instanceId: string): Fragment => sql.fragment`
+  continued as (
+    update node_interruptions set continued_at = now(), continued_by = ${instanceId}
+    where node_execution_id = ${executionId} and continued_at is null and exists (select from claimed)),
+  lost as (
+    insert into node_interruptions
+      (node_execution_id, number, instance_id, lease_expires_at, ended_at, ended_by, continued_at, continued_by)
+    select e.id, ${nextNumber('e')}, ${instanceOf('e')}, e.leased_until, e.leased_until, 'lease_lost', now(), ${instanceId}
+    from orchestration_node_executions e
+    where e.id = ${executionId} and e.deliveries > 0 and e.leased_until < now() and exists (select from claimed)
+      and not exists (select from node_interruptions i where i.node_execution_id = e.id and i.continued_at is null)
+    on conflict do nothing)`
+
+/** Number of the next interruption of the node execution of an alias. */
+const nextNumber = (alias: string): Fragment => sql.fragment`(
+  select 1 + count(*) from node_interruptions i where i.node_execution_id = ${sql.identifier([alias, 'id'])})`
+
+/** Name of the process that holds the node execution of an alias; null if it has left. */
+const instanceOf = (alias: string): Fragment => sql.fragment`(
+  select h.instance_id from worker_heartbeats h
+  where h.holder = split_part(${sql.identifier([alias, 'holder'])}, ':', 1) limit 1)`
+
 /** Options of a claim. `projectLimit`: limit of concurrent node executions per project; 0 for no limit. */
-/** `holder`: the process, and after a colon the claim. */
-export type NodeClaimOptions = { holder: string; leaseMs: number; projectLimit: number; deliveries: number }
+/** `holder`: the process, and after a colon the claim. `instanceId`: name of the process. */
+export type NodeClaimOptions = {
+  holder: string
+  instanceId: string
+  leaseMs: number
+  projectLimit: number
+  deliveries: number
+}
 
 /**
  * Claims a node execution without a valid lease, in a live run: counts the delivery and starts a lease. Null if it
@@ -220,10 +252,10 @@ export type NodeClaimOptions = { holder: string; leaseMs: number; projectLimit: 
 export const claimNode = (
   db: Queryable,
   executionId: string,
-  { holder, leaseMs, projectLimit, deliveries }: NodeClaimOptions,
+  { holder, instanceId, leaseMs, projectLimit, deliveries }: NodeClaimOptions,
 ): Promise<ClaimedNode | null> =>
   db.maybeOne(claimedRow`
-    update orchestration_node_executions t
+    with claimed as (update orchestration_node_executions t
     set deliveries = t.deliveries + 1, leased_until = now() + ${leaseMs} * interval '1 ms', holder = ${holder},
       started_at = coalesce(t.started_at, now())
     from orchestration_runs r
@@ -233,7 +265,9 @@ export const claimNode = (
       and (${projectLimit} = 0 or ${projectLimit} > (
         select count(*) from orchestration_node_executions o
         where o.project_id = t.project_id and o.leased_until > now()))
-    returning ${executionColumns}, r.orchestration_id, r.orchestration_version, r.context, r.driver, r.authority, r.trigger_id, r.root_id`)
+    returning ${executionColumns}, r.orchestration_id, r.orchestration_version, r.context, r.driver, r.authority, r.trigger_id, r.root_id),
+    ${continuedCtes(executionId, instanceId)}
+    select * from claimed`)
 
 /**
  * Claims one of the last slots of a project: one transaction at a time, so that two claims cannot take the same slot.
@@ -294,14 +328,19 @@ export const renewLease = async (
   ).rowCount === 1
 
 /**
- * Ends the leases of processes that are gone and returns their node executions. By
+ * Ends the leases of processes that are gone, records the deliveries that end, and returns their node executions. By
  * orchestration_node_executions_leased.
  */
 export const expireNodeLeases = (db: Queryable, isGone: (holder: Fragment) => Fragment) =>
   db.any(requeuedRow`
-    update orchestration_node_executions set leased_until = now() - interval '1 ms'
-    where leased_until > now() and ${isGone(sql.fragment`split_part(holder, ':', 1)`)}
-    returning id, run_id, project_id`)
+    with ended as (
+      update orchestration_node_executions set leased_until = now() - interval '1 ms'
+      where leased_until > now() and ${isGone(sql.fragment`split_part(holder, ':', 1)`)}
+      returning id, run_id, project_id, holder),
+    recorded as (
+      insert into node_interruptions (node_execution_id, number, instance_id, lease_expires_at, ended_at, ended_by)
+      select e.id, ${nextNumber('e')}, ${instanceOf('e')}, now(), now(), 'lease_lost' from ended e on conflict do nothing)
+    select id, run_id, project_id from ended`)
 
 /**
  * Requeues a node execution claimed by this worker; its delivery counts only if `counted`. False if the claim was lost.
@@ -315,6 +354,21 @@ export const requeueNode = async (
     await db.query(voidStatement`
       update orchestration_node_executions set leased_until = null, deliveries = deliveries - ${counted ? 0 : 1}
       where id = ${id} and status = 'running' and deliveries = ${deliveries} and polls = ${polls}`)
+  ).rowCount === 1
+
+/** As `requeueNode`, because the process stops: records the delivery as released. */
+export const releaseNode = async (
+  db: Queryable,
+  { id, deliveries, polls }: Pick<NodeExecutionRow, 'id' | 'deliveries' | 'polls'>,
+  instanceId: string,
+): Promise<boolean> =>
+  (
+    await db.query(voidStatement`
+      with released as (
+        update orchestration_node_executions set leased_until = null, deliveries = deliveries - 1
+        where id = ${id} and status = 'running' and deliveries = ${deliveries} and polls = ${polls} returning id)
+      insert into node_interruptions (node_execution_id, number, instance_id, ended_at, ended_by)
+      select r.id, ${nextNumber('r')}, ${instanceId}, now(), 'released' from released r`)
   ).rowCount === 1
 
 /** Ends a claim whose answer was lost, without counting the delivery. */

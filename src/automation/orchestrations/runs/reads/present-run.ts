@@ -20,7 +20,7 @@ export const idempotencyKeyOf = ({
   attempt,
   node_type,
   polls,
-}: Omit<NodeExecutionRow, 'input'>): string =>
+}: Pick<NodeExecutionRow, 'run_id' | 'node_id' | 'attempt' | 'node_type' | 'polls'>): string =>
   [run_id, node_id, attempt, ...(node_type === 'poll' ? [polls + 1] : [])].join(':')
 
 const isoTime = (text: string | null): string | null => text && new Date(text).toISOString()
