@@ -61,7 +61,7 @@ const instanceOf = (holder: Fragment): Fragment =>
   sql.fragment`(select h.instance_id from worker_heartbeats h where h.holder = ${holder} limit 1)`
 
 /**
- * Returns the cte of a claim after the first a claim that records the end of the attempt before, if its worker was lost, and this
+ * Returns the cte of a later claim, which records the end of the attempt before, if its worker was lost, and this
  * start. `before`: the turn as read by the claim.
  */
 export function continuedCte(before: GenerationRow, continuation: Continuation, guard: Fragment): Fragment {
