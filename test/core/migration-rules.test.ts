@@ -127,13 +127,18 @@ describe('migrations and the release before', function () {
     assert.deepEqual(await faultsOf(`-- breaking: true\n-- contract: 0.2.0\n${drop} cascade`), [])
   })
 
-  it('build indexes outside a transaction, where nothing else may be done', async () => {
+  it('build indexes and add optional columns outside a transaction, where nothing else may be done', async () => {
     await client.query(EXISTING)
     const header = '-- breaking: false, transaction: none\n'
-    const online = 'create index concurrently orders_state on orders (state);\ndrop index concurrently orders_note;\n'
+    const online =
+      'create index concurrently orders_state on orders (state);\ndrop index concurrently orders_note;\nalter table orders add column if not exists trace text;\n'
     assert.deepEqual(await faultsOf(header + online), [])
     assert.deepEqual(await faultsOf(`${header}update orders set note = null;`), [
       'outside a transaction: update orders set note = null',
+    ])
+    const required = 'alter table orders add column if not exists place text not null'
+    assert.deepEqual(await faultsOf(`${header}${required} default 'x';`), [
+      `outside a transaction: ${required} default 'x'`,
     ])
   })
 })

@@ -154,13 +154,35 @@ describe('migrations', function () {
     }
   })
 
-  it('that do not get their locks in time fail, and change nothing', async () => {
+  it('that do not get their locks in time fail; those before stay, but not with a breaking one', async () => {
     await client.query('begin; select from users')
     fs.writeFileSync(path.join(newer, '9001_locking.sql'), '-- breaking: false\nalter table users add column next text')
     fs.writeFileSync(path.join(newer, '9000_next.sql'), '-- breaking: false\ncreate table next (id text)')
-    await assert.rejects(migrate(database.url, { directory: newer, lockTimeoutMs: 1 }), /lock timeout/)
-    await client.query('commit')
+    const locking = () => assert.rejects(migrate(database.url, { directory: newer, lockTimeoutMs: 1 }), /lock timeout/)
+    fs.writeFileSync(path.join(newer, '9002_breaking.sql'), '-- breaking: true\ncreate table last (id text)')
+    await locking()
     assert.deepEqual(await recorded(), migrationNames())
+    fs.rmSync(path.join(newer, '9002_breaking.sql'))
+    await locking()
+    await client.query('commit')
+    assert.deepEqual(await recorded(), [...migrationNames(), '9000_next'])
+  })
+
+  it('without a transaction hold the lock of no table while they wait for that of another', async () => {
+    const other = new pg.Client({ connectionString: database.url })
+    await other.connect()
+    await client.query('begin; select from users')
+    try {
+      const adding = (table: string) => `alter table ${table} add column if not exists next text;\n`
+      const upgraded = upgrade(`-- breaking: false, transaction: none\n${adding('projects')}${adding('users')}`)
+      const waiting = `select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
+      await eventually(async () => (await other.query(waiting)).rowCount === 1)
+      await other.query(`set lock_timeout = 100; select next from projects`)
+      await client.query('commit')
+      assert.deepEqual(await upgraded, ['9000_next'])
+    } finally {
+      await other.end()
+    }
   })
 
   it('without a transaction build an index again that a failed run left invalid', async () => {

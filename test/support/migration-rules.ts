@@ -1,9 +1,12 @@
 import type pg from 'pg'
 import { migrationStatements } from '#core/queues/breaking-migrations.ts'
 
-/** Statements that a migration without a transaction may have: their locks let other work read and write. */
+/**
+ * Statements that a migration without a transaction may have: they may be repeated, and their locks let other work read and write or
+ * are short.
+ */
 const ONLINE =
-  /^(create (unique )?index concurrently \w+ on|drop index concurrently|alter table \w+ validate constraint)/
+  /^(create (unique )?index concurrently \w+ on|drop index concurrently|alter table \w+ (validate constraint|add column if not exists \w+ \w+$))/
 
 /** A breaking migration, and the release that stopped using the removed objects. */
 const CONTRACT = /^-- breaking: true\n-- contract: \d+\.\d+\.\d+\n/

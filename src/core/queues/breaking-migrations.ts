@@ -29,8 +29,8 @@ const HEADER = /^-- breaking: (true|false)(, transaction: none)?$/
 
 /**
  * Returns the statements of a migration. A breaking one is recorded, and running processes are notified at its commit. One
- * without a transaction runs each statement on its own, as `create index concurrently` requires; a statement ends with a
- * semicolon at the end of a line.
+ * without a transaction runs each statement on its own, as `create index concurrently` requires, and columns of several tables
+ * that are busy together; a statement ends with a semicolon at the end of a line.
  * @throws Error if its first line is none of the three
  */
 export function migrationStatements(name: string, text: string): { statements: string[]; isTransactional: boolean } {

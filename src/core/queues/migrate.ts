@@ -17,6 +17,9 @@ const PAUSE_MS = 500
 /** lock_not_available, deadlock_detected */
 const LOCK_FAILURES = new Set<string | null>(['55P03', '40P01'])
 
+const UNBOUNDED = ['set lock_timeout = 0', 'set statement_timeout = 0']
+const BOUNDED = [`set lock_timeout = ${LOCK_WAIT_MS}`, 'reset statement_timeout']
+
 /** Key of the advisory lock; arbitrary, but the same in every release. */
 export const MIGRATION_LOCK = 7_310_542_201
 
@@ -52,7 +55,7 @@ export async function migrate(
       async () => (await client.query('select name, release from breaking_migrations order by name')).rows,
       migrationNames(directory),
     )
-    const ran = await untilLocked(lockTimeoutMs, () =>
+    const ran = await untilLocked(client, lockTimeoutMs, async () =>
       runner({
         dbClient: client,
         dir: directory,
@@ -61,8 +64,9 @@ export async function migrate(
         migrationsTable: 'migrations',
         checkOrder: true,
         noLock: true,
-        // Without this, each migration is committed on its own: a release would stop its predecessor and then fail.
-        singleTransaction: true,
+        // Each migration is committed on its own, so that it holds few locks and is not repeated because of a later one. But a
+        // release must not stop its predecessor and then fail.
+        singleTransaction: await isBreakingPending(client, directory),
         log: options.log ?? (() => {}),
       }),
     )
@@ -88,14 +92,26 @@ async function lockMigrations(client: DatabaseClient, timeoutMs: number, onWait?
   }
 }
 
+/** Whether a migration that has not run is breaking. */
+async function isBreakingPending(client: DatabaseClient, directory: string): Promise<boolean> {
+  const exists = (await client.query(`select to_regclass('migrations') is not null as exists`)).rows[0].exists
+  const ran: { name: string }[] = exists ? (await client.query('select name from migrations')).rows : []
+  const names = new Set(ran.map(({ name }) => name))
+  const pending = migrationNames(directory).filter(name => !names.has(name))
+  const texts = await Promise.all(pending.map(name => readFile(path.join(directory, `${name}.sql`), 'utf8')))
+  return texts.some(text => text.startsWith('-- breaking: true'))
+}
+
 /** Runs migrations again while a statement of them does not get its lock, at most for `timeoutMs`. */
-async function untilLocked<T>(timeoutMs: number, run: () => Promise<T>): Promise<T> {
+async function untilLocked<T>(client: DatabaseClient, timeoutMs: number, run: () => Promise<T>): Promise<T> {
   const deadline = performance.now() + timeoutMs
   for (;;) {
     try {
       return await run()
     } catch (error) {
       if (!LOCK_FAILURES.has(sqlStateOf(error)) || performance.now() > deadline) throw error
+      // The runner leaves the transaction of a migration that failed open.
+      await client.query('rollback')
       await sleep(PAUSE_MS)
     }
   }
@@ -110,9 +126,10 @@ const loadMigrations = (files: string[]) =>
       const up = (builder: MigrationBuilder) => {
         if (!isTransactional) builder.noTransaction()
         // Building an index waits for older transactions, without delaying other work.
-        const waiting = isTransactional ? [] : ['set lock_timeout = 0', 'set statement_timeout = 0']
-        const bounded = isTransactional ? [] : [`set lock_timeout = ${LOCK_WAIT_MS}`, 'reset statement_timeout']
-        for (const statement of [...waiting, ...statements, ...bounded]) builder.sql(statement)
+        for (const statement of statements)
+          if (!isTransactional && /concurrently|validate constraint/.test(statement))
+            for (const each of [...UNBOUNDED, statement, ...BOUNDED]) builder.sql(each)
+          else builder.sql(statement)
       }
       return { id: file, filePaths: [file], actions: { up, down: false as const } }
     }),
