@@ -270,7 +270,8 @@ export default {
     },
     {
       name: 'telemetry-in-one-file',
-      comment: 'Only core/base/telemetry makes spans and loads the packages, on demand; the export of metrics has their types.',
+      comment:
+        'Only core/base/telemetry makes spans and loads the packages, on demand; the export of metrics has their types.',
       severity: 'error',
       from: { path: '^(src|jobs|bin)/', pathNot: '^src/core/base/telemetry(-metrics)?\\.ts$' },
       to: { path: '^@opentelemetry/|(^|/)node_modules/@opentelemetry/' },

@@ -168,7 +168,7 @@ describe('migrations', function () {
     assert.deepEqual(await recorded(), [...migrationNames(), '9000_next'])
   })
 
-  it('without a transaction hold the lock of no table while they wait for that of another', async () => {
+  it('without a transaction hold the lock of no table while they wait for the lock of another', async () => {
     const other = new pg.Client({ connectionString: database.url })
     await other.connect()
     await client.query('begin; select from users')

@@ -14,7 +14,7 @@ describe('metrics over OTLP', function () {
   this.timeout(90_000)
   const app: TracedApp = forSuite(() => startTracedApp())
 
-  /** The metrics of a process, once one of them has a value with some attributes. */
+  /** A metric of a process, once it has a value with some attributes. */
   const exported = (name: string, service: string, attributes: object = {}): Promise<ReceivedMetric> =>
     eventually(
       () => {
@@ -34,7 +34,7 @@ describe('metrics over OTLP', function () {
   const valueAt = ({ points }: ReceivedMetric, attributes: object) =>
     points.find(point => includes(point.attributes, attributes))?.value
 
-  it('are those of /metrics, with the names, units and attributes of OpenTelemetry', async () => {
+  it('have the values of /metrics, with the names, units and attributes of OpenTelemetry', async () => {
     const web = await app.start('web', { OTEL_METRIC_EXPORT_INTERVAL: MS })
     const worker = await app.start('worker', { OTEL_METRIC_EXPORT_INTERVAL: MS })
     const agent = await app.agent()
@@ -54,7 +54,7 @@ describe('metrics over OTLP', function () {
     const requests = await exported('muster.requests', 'muster-web', { status: '200' })
     assert.equal(requests.kind, 'sum')
     await exported('process.resident.memory', 'muster-web')
-    // Without the setting no metric tells of projects.
+    // Without the setting no metric has a project.
     assert.ok(
       !app.collector.bodies.some(body => body.includes('muster.project_id') && body.includes('resourceMetrics')),
     )
@@ -62,7 +62,7 @@ describe('metrics over OTLP', function () {
     assert.deepEqual(app.collector.problems, [])
   })
 
-  it('count turns, tokens and cost by project where that is wanted', async () => {
+  it('count turns, tokens and cost by project where a setting says so', async () => {
     const worker = await app.start('worker', { OTEL_METRIC_EXPORT_INTERVAL: MS, OTEL_METRICS_BY_PROJECT: 'true' })
     const web = await app.start('web')
     const other = await app.project()
@@ -88,7 +88,7 @@ describe('metrics over OTLP', function () {
 })
 
 describe('labels of projects', () => {
-  it('are those of the busiest projects; the others are one', async () => {
+  it('belong to the busiest projects; the others are one', async () => {
     assert.deepEqual(projectLabels.of('early'), {})
     if (!registry.getSingleMetric('muster_cost_usd_total')) registry.registerMetric(costTotal)
     projectLabels.enable()

@@ -433,7 +433,7 @@ async function loadPackages() {
   }
 }
 
-/** Addresses of the collector; null for what is not exported. */
+/** Addresses of the collector; null for a signal that is not exported. */
 function endpointsOf(config: Config): { traces: string | null; metrics: string | null } {
   const { OTEL_EXPORTER_OTLP_ENDPOINT: base, OTEL_SDK_DISABLED } = config
   if (OTEL_SDK_DISABLED) return { traces: null, metrics: null }

@@ -133,7 +133,7 @@ export function countModelCall(
   for (const each of firstChunks) each.observe(labels, firstPieceMs / 1000)
 }
 
-/** Input tokens of the conventions, which include those of the cache. */
+/** Input tokens of the conventions, which include tokens of the cache. */
 function inputTokens({ input_tokens, cached_tokens, cache_write_tokens }: ModelUsage): number {
   return input_tokens + cached_tokens + cache_write_tokens
 }

@@ -47,7 +47,6 @@ export function startLoad(
   kinds: readonly Kind[],
   prepared: Prepared,
   targets: () => string[],
-  pauseMs = PAUSE_MS,
 ): Load {
   const ledger: Ledger = Object.fromEntries(
     kinds.map(({ name }) => [name, { acknowledged: [], errors: {}, unanswered: 0 }]),
@@ -91,7 +90,7 @@ export function startLoad(
         if (!(error instanceof UnansweredError)) throw error
       }
       if (kind.once) return
-      await sleep(pauseMs)
+      await sleep(PAUSE_MS)
     }
   })
   const failed = Promise.all(callers)

@@ -20,11 +20,7 @@ export const upgrade: Drill = {
   name: 'upgrade',
   summary: `upgrades from ${PREVIOUS} to this release process by process, and back`,
   seconds: 60,
-  // A migration gets its locks between transactions, which a busier deployment has too few pauses for.
-  pauseMs: 1500,
   promises: ['available', 'stops-cleanly'],
-  // The sums that 0.1.0 writes lack the priced part, which `muster reprocess usage` adds after an upgrade.
-  omitsUsageSums: true,
   env: { SHUTDOWN_GRACE_MS: GRACE_MS, ORCHESTRATION_SHUTDOWN_GRACE_MS: GRACE_MS },
   requires() {
     if (!fs.existsSync(PACKED))
@@ -39,6 +35,8 @@ export const upgrade: Drill = {
     await deployment.command(['migrate'], directory)
     await deployment.startAll({ web: 2, worker: 2 }, directory)
   },
+  // The sums that 0.1.0 writes lack the priced part, which `muster reprocess usage` adds after an upgrade.
+  omitsUsageSums: true,
   async break({ deployment, load, note }) {
     await load.progress(PER_STATE)
     await deployment.command(['migrate'])
