@@ -43,11 +43,7 @@ const IN_PROGRESS = 'IDEMPOTENCY_IN_PROGRESS'
  * repeated with its Idempotency-Key, until it succeeds.
  * @param targets URLs of the processes that get requests, like the members of a balancer
  */
-export function startLoad(
-  kinds: readonly Kind[],
-  prepared: Prepared,
-  targets: () => string[],
-): Load {
+export function startLoad(kinds: readonly Kind[], prepared: Prepared, targets: () => string[]): Load {
   const ledger: Ledger = Object.fromEntries(
     kinds.map(({ name }) => [name, { acknowledged: [], errors: {}, unanswered: 0 }]),
   )
