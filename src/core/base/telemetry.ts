@@ -12,7 +12,7 @@ import { projectLabels } from './project-labels.ts'
 import { uniqueBytes } from './random-block.ts'
 import { release } from './release.ts'
 import { MetricsExport } from './telemetry-metrics.ts'
-import { ATTRIBUTE } from './telemetry-names.ts'
+import { ATTRIBUTE, MUSTER } from './telemetry-names.ts'
 
 /**
  * Traces, exported over OTLP. All spans are made here, without automatic instrumentation, and only here are the packages of
@@ -65,6 +65,15 @@ const LONG_MS = 30_000
 
 /** Time to export the queue of a process that stops, if its work has used the grace period. */
 const MIN_CLOSE_MS = 500
+
+/** Held spans of one unit, of which there may be thousands. */
+const MAX_HELD_OF_UNIT = 1000
+
+/** Unsampled units of one project that are kept in a second, so that a tenant whose work fails does not fill the queue. */
+const MAX_KEPT_PER_SECOND = 5
+
+/** Characters of a name or value, which vendors and tenants may choose. */
+const MAX_CHARACTERS = 256
 
 /** Time in which drops are logged at most once. */
 const DROP_LOG_MS = 60_000
@@ -165,7 +174,7 @@ export class Span {
     const given = incoming?.trusted ? sent : from && isRecent(from) ? stored : null
     const parent = given ?? (from || incoming ? null : (above?.id ?? null))
     for (const link of [stored, sent]) if (link && link !== parent) this.links.push(link)
-    this.#name = name
+    this.#name = short(name)
     this.kind = KINDS[kind]
     this.parent = parent
     this.traceId = parent?.traceId ?? uniqueBytes(16).toString('hex')
@@ -196,7 +205,7 @@ export class Span {
   }
 
   rename(name: string): void {
-    this.#name = name
+    this.#name = short(name)
   }
 
   set(attributes: Attributes): void {
@@ -225,9 +234,10 @@ export class Span {
     if (this.#endedAt !== 0) return
     this.#endedAt = this.#now()
     const unit = this.#unit
+    // Before its own export: a full buffer must not lose the root of a unit that is kept.
+    if (unit.root === this) this.#tracer.decide(unit, this.#isFailed || this.#isLong)
     if (unit.sampled || unit.fate === 'kept') this.#tracer.export(this)
     else if (unit.fate === 'open') this.#tracer.hold(this, unit)
-    if (unit.root === this) this.#tracer.decide(unit, this.#isFailed || this.#isLong)
   }
 
   /** Ends the span of a unit that is exported only if its trace is sampled. */
@@ -287,10 +297,15 @@ function present(attributes: Attributes | undefined): Record<string, Value> {
   const given: Record<string, Value> = {}
   for (const name in attributes) {
     const value = attributes[name]
-    if (value !== null && value !== undefined) given[name] = value
+    if (value === null || value === undefined) continue
+    given[name] = typeof value === 'string' ? short(value) : Array.isArray(value) ? value.map(short) : value
   }
   return given
 }
+
+/** Cuts a text. A copy, because a slice keeps its whole text in memory. */
+const short = (text: string): string =>
+  text.length <= MAX_CHARACTERS ? text : Buffer.from(text.slice(0, MAX_CHARACTERS)).toString()
 
 /** Whether new traces are sampled, and whether the decision of a parent holds. */
 type Sampler = { ratio: number; followsParent: boolean }
@@ -308,6 +323,9 @@ class Tracer {
   readonly #options: TracerOptions
   #queue: Span[] = []
   #heldCount = 0
+  #keptSecond = 0
+  /** Units that were kept in this second, by project. */
+  readonly #kept = new Map<string, number>()
   #timer: NodeJS.Timeout | undefined
   #exporting: Promise<void> | null = null
   #droppedCount = 0
@@ -338,7 +356,7 @@ class Tracer {
 
   /** Keeps a span until its unit ends. */
   hold(span: Span, unit: Unit): void {
-    if (this.#heldCount >= MAX_HELD_SPANS) this.#drop('buffer', 1)
+    if (this.#heldCount >= MAX_HELD_SPANS || unit.held.length >= MAX_HELD_OF_UNIT) this.#drop('buffer', 1)
     else {
       this.#heldCount++
       unit.held.push(span)
@@ -348,11 +366,25 @@ class Tracer {
   /** Exports the held spans of a unit, or forgets them. */
   decide(unit: Unit, keeps: boolean): void {
     if (unit.fate !== 'open') return
-    unit.fate = keeps ? 'kept' : 'dropped'
+    const isKept = keeps && (unit.sampled || this.#mayKeep(unit))
+    unit.fate = isKept ? 'kept' : 'dropped'
     const { held } = unit
     unit.held = []
     this.#heldCount -= held.length
-    if (keeps) for (const span of held) this.export(span)
+    if (isKept) for (const span of held) this.export(span)
+  }
+
+  /** Whether the project of an unsampled unit has not used its share of this second. */
+  #mayKeep({ root, held }: Unit): boolean {
+    const second = Math.floor(performance.now() / 1000)
+    if (second !== this.#keptSecond) this.#kept.clear()
+    this.#keptSecond = second
+    const project = String(root.attributes[MUSTER.project] ?? '')
+    const count = this.#kept.get(project) ?? 0
+    this.#kept.set(project, count + 1)
+    if (count < MAX_KEPT_PER_SECOND) return true
+    this.#drop('limit', held.length + 1)
+    return false
   }
 
   export(span: Span): void {
@@ -406,7 +438,7 @@ class Tracer {
     if (!exported) this.#drop('export', spans.length)
   }
 
-  #drop(reason: 'buffer' | 'queue' | 'export' | 'shutdown', count: number): void {
+  #drop(reason: 'buffer' | 'limit' | 'queue' | 'export' | 'shutdown', count: number): void {
     telemetryDropped.inc({ reason }, count)
     this.#droppedCount += count
     const now = performance.now()

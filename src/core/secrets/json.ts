@@ -8,13 +8,16 @@ import type { SealedFor } from './secretbox.ts'
 
 type Box = Pick<Services, 'secrets'>
 
-/** Seals a JSON object for its row, in a version of its format. */
+/**
+ * Seals a JSON value for its row.
+ * @param version version of its format; only for an object whose keys are ours, since a caller may choose any key
+ */
 export const sealJson = ({ secrets }: Box, value: object, row: SealedFor, version = 1): string =>
   secrets.seal(JSON.stringify(withFormatVersion(value, version)), row)
 
 /**
- * Opens a sealed JSON object; `what` names it in errors.
- * @param version latest version of its format that this process reads
+ * Opens a sealed JSON value; `what` names it in errors.
+ * @param version latest version of its format that this process reads; absent for a format without versions
  * @throws SECRET_NOT_DECRYPTABLE, NewerFormatError
  */
 export function openJson<T extends object>(
@@ -22,9 +25,10 @@ export function openJson<T extends object>(
   sealed: string,
   row: SealedFor,
   what: string,
-  version = 1,
+  version?: number,
 ): T {
   const opened = secrets.open(sealed, row)
   if (!opened.ok) throw new AppError('SECRET_NOT_DECRYPTABLE', { message: `${what} cannot be decrypted` })
-  return knownFormat<T>(parseExactJson(opened.value), version, what)
+  const value: T = parseExactJson(opened.value)
+  return version === undefined ? value : knownFormat(value, version, what)
 }
