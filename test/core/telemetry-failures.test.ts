@@ -140,6 +140,38 @@ describe('traces in bad conditions', function () {
     assert.ok(!app.collector.bodies.join().includes('CANARY'))
   })
 
+  it('names and values that vendors and tenants choose are cut', async () => {
+    const name = 'n'.repeat(128)
+    const agent = await app.agent({ name, tool_bindings: [bound('act')] })
+    const web = await app.start('web')
+    const worker = await app.start('worker')
+    const call = { id: `call_${'i'.repeat(10_000)}`, name: 'act', args: {} }
+    await ended(await generate(web, agent, scriptOf({ tool_calls: [call] }, { text: 'done' })))
+    await app.span(each => each.name === `invoke_agent ${name}`, 'the turn')
+    await stop([web, worker])
+    assert.ok(app.collector.spans.some(each => each.name === 'execute_tool act'))
+    for (const { name, attributes } of app.collector.spans)
+      for (const value of [name, ...Object.values(attributes)]) assert.ok(String(value).length <= 256, name)
+  })
+
+  it('failed work of one project is exported to a limit, and then counted', async () => {
+    const web = await app.start('web', RATIO_0)
+    const worker = await app.start('worker', { ...RATIO_0, WORKER_CONCURRENCY: '30' })
+    const bad = await app.agent({ name: 'bad' })
+    const prompt = scriptOf({ error: { status: 400, message: 'no' } })
+    const started = performance.now()
+    const ids = await Promise.all(Array.from({ length: 60 }, () => generate(web, bad, prompt)))
+    for (const id of ids) assert.equal((await ended(id)).status, 'failed')
+    const seconds = (performance.now() - started) / 1000
+    const metrics: string = (await client(worker.url, null).get('//metrics')).body
+    const limited = Number(/^muster_telemetry_dropped_total\{reason="limit"\} (\d+)$/m.exec(metrics)?.[1] ?? 0)
+    await stop([web, worker])
+    const exported = app.collector.named('invoke_agent bad').length
+    assert.ok(exported <= 5 * (Math.ceil(seconds) + 1), `${exported} in ${seconds} s`)
+    // Turn and model call.
+    assert.equal(exported + limited / 2, ids.length)
+  })
+
   it('a collector that does not answer delays no request: spans beyond the queue are dropped, counted and logged once', async () => {
     app.collector.hangs = true
     const web = await app.start('web', {

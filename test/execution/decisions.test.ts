@@ -98,6 +98,15 @@ describe('decisions', () => {
       })
     })
 
+    it('and of a tool are about any JSON, whatever keys it has', async () => {
+      const { decider: ofAgent } = await answering('any', { text: GOOD })
+      for (const input of [{ format_version: '1.2' }, { format_version: { toString: 1 } }, null, 0, []])
+        for (const id of [ofAgent, decider]) {
+          const { status, error } = await decided(app.key, id, input)
+          assert.deepEqual([status, error], ['completed', null], JSON.stringify(input))
+        }
+    })
+
     it('see the texts of messages, and images after them', async () => {
       const { decider: id } = await answering('seen', { text: GOOD })
       const input = [
