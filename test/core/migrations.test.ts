@@ -177,7 +177,7 @@ describe('migrations', function () {
       const upgraded = upgrade(`-- breaking: false, transaction: none\n${adding('projects')}${adding('users')}`)
       const waiting = `select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
       await eventually(async () => (await other.query(waiting)).rowCount === 1)
-      await other.query(`set lock_timeout = 100; select next from projects`)
+      await other.query(`set lock_timeout = 5000; select next from projects`)
       await client.query('commit')
       assert.deepEqual(await upgraded, ['9000_next'])
     } finally {

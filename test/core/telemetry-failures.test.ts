@@ -174,26 +174,27 @@ describe('traces in bad conditions', function () {
 
   it('a collector that does not answer delays no request: spans beyond the queue are dropped, counted and logged once', async () => {
     app.collector.hangs = true
-    const web = await app.start('web', {
+    const dropped = async (web: TestProcess, reason: string) => {
+      const metrics: string = (await client(web.url, null).get('//metrics')).body
+      const line = new RegExp(`^muster_telemetry_dropped_total\\{reason="${reason}"\\} (\\d+)$`, 'm')
+      return Number(line.exec(metrics)?.[1] ?? 0)
+    }
+    const full = await app.start('web', {
       OTEL_BSP_MAX_QUEUE_SIZE: '20',
       OTEL_BSP_MAX_EXPORT_BATCH_SIZE: '10',
-      OTEL_BSP_EXPORT_TIMEOUT: '200',
+      OTEL_BSP_EXPORT_TIMEOUT: '60000',
     })
-    const received = app.collector.bodies.length
-    for (let count = 0; count < 100; count++) assert.equal((await app.at(web).get('/agents')).status, 200)
-    const dropped = await eventually(
-      async () => {
-        const metrics: string = (await client(web.url, null).get('//metrics')).body
-        const found = [...metrics.matchAll(/^muster_telemetry_dropped_total\{reason="(\w+)"\} (\d+)$/gm)]
-        const counts = Object.fromEntries(found.map(([, reason, count]) => [reason, Number(count)]))
-        return counts.export > 0 && (counts.export ?? 0) + (counts.queue ?? 0) >= 70 ? counts : null
-      },
-      { what: 'the dropped spans' },
-    )
-    assert.ok(dropped.queue > 0)
-    assert.ok(app.collector.bodies.length > received)
-    await web.kill('SIGTERM')
-    assert.equal(web.output.filter(line => line.includes('"spans dropped"')).length, 1)
+    for (let count = 0; count < 100; count++) assert.equal((await app.at(full).get('/agents')).status, 200)
+    // Ten are on their way and twenty wait; reads of the metrics have spans too.
+    await eventually(async () => (await dropped(full, 'queue')) >= 70, { what: 'the dropped spans' })
+    await full.kill('SIGTERM')
+    assert.equal(full.output.filter(line => line.includes('"spans dropped"')).length, 1)
+
+    const failing = await app.start('web', { OTEL_BSP_EXPORT_TIMEOUT: '200' })
+    assert.equal((await app.at(failing).get('/agents')).status, 200)
+    await eventually(async () => (await dropped(failing, 'export')) > 0, { what: 'the span of a failed export' })
+    assert.ok((await app.at(failing, app.admin).get('/system/status')).body.telemetry.dropped > 0)
+    await failing.kill('SIGTERM')
   })
 
   it('without an endpoint no package is loaded and rows have no context; with one they have', async () => {

@@ -54,6 +54,12 @@ export const SystemStatus = z
       .describe('The 20 projects with the most active and waiting messages'),
     turns_per_minute: count('Turns created in the last minute'),
     errors_per_minute: count('Turns created in the last minute that failed'),
+    telemetry: z
+      .object({
+        enabled: z.boolean().describe('Whether this web process exports traces'),
+        dropped: count('Spans that this web process has not exported: the queue was full, or the export failed'),
+      })
+      .describe('Export of traces by the web process that answers'),
   })
   .meta({ id: 'SystemStatus' })
 export type SystemStatus = z.output<typeof SystemStatus>

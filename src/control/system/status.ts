@@ -3,6 +3,7 @@ import { extensionPoint } from '#core/base/declarations.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import { release } from '#core/base/release.ts'
 import type { Services } from '#core/base/services.ts'
+import { telemetryStatus } from '#core/base/telemetry.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import { readinessHandler } from '#core/http/health.ts'
 import { workForConcerns } from '#core/modules/module.ts'
@@ -101,6 +102,7 @@ async function readStatus(services: Services): Promise<SystemStatus> {
     projects,
     turns_per_minute: turns,
     errors_per_minute: failed,
+    telemetry: telemetryStatus(),
   }
 }
 

@@ -178,6 +178,9 @@ function fillMessage(message: string, meta: Record<string, unknown> = {}): strin
   })
 }
 
+/** Ends an attempt at work without a failure: the work continues elsewhere or later. */
+export class AttemptEndedError extends Error {}
+
 /** The only error class returned to callers. `status` differs from the catalogue only for REQUEST_REJECTED. */
 export class AppError extends Error {
   readonly code: ErrorCode

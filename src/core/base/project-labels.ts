@@ -55,7 +55,8 @@ class ProjectLabels {
 }
 
 async function endSeries(projects: ReadonlySet<string>): Promise<void> {
-  for (const metric of registry.getMetricsAsArray() as unknown as Counter[])
+  const metrics = registry.getMetricsAsArray() as unknown as (Counter & { labelNames: string[] })[]
+  for (const metric of metrics.filter(({ labelNames }) => labelNames.includes(PROJECT_LABEL)))
     for (const { labels } of (await metric.get()).values)
       if (projects.has(String(labels[PROJECT_LABEL]))) metric.remove(labels as Record<string, string>)
 }

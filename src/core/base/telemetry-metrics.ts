@@ -103,11 +103,11 @@ export class MetricsExport {
     this.#timer = setInterval(() => void this.#export(), options.intervalMs).unref()
   }
 
-  /** Exports the last values, for at most `graceMs`. */
-  async close(graceMs: number): Promise<void> {
+  /** Exports the last values, for at most `limitMs`. */
+  async close(limitMs: number): Promise<void> {
     clearInterval(this.#timer)
-    const deadline = performance.now() + graceMs
-    await settledWithin(graceMs, Promise.resolve(this.#exporting))
+    const deadline = performance.now() + limitMs
+    await settledWithin(limitMs, Promise.resolve(this.#exporting))
     await settledWithin(Math.max(0, deadline - performance.now()), this.#export())
     await settledWithin(Math.max(100, deadline - performance.now()), this.#options.exporter.shutdown()).catch(() => {})
   }

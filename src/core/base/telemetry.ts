@@ -3,7 +3,7 @@ import type { OTLPTraceExporter } from '@opentelemetry/exporter-trace-otlp-http'
 import type { Resource } from '@opentelemetry/resources'
 import { systemClock } from './clock.ts'
 import { type Config, ConfigError } from './config.ts'
-import { AppError } from './errors.ts'
+import { AppError, AttemptEndedError } from './errors.ts'
 import { settledWithin } from './event-loop.ts'
 import { HOLDER } from './holder.ts'
 import type { Logger } from './log.ts'
@@ -63,7 +63,7 @@ const MAX_HELD_SPANS = 20_000
 /** Duration from which a unit is kept. */
 const LONG_MS = 30_000
 
-/** Time to export the queue of a process that stops, if its work has used the grace period. */
+/** Time for the last export of a process that stops, if its work has used the grace period. */
 const MIN_CLOSE_MS = 500
 
 /** Held spans of one unit, of which there may be thousands. */
@@ -88,6 +88,12 @@ let tracer: Tracer | null = null
 
 /** Whether spans are made. */
 export const isTracing = (): boolean => tracer !== null
+
+/** Whether this process exports traces, and how many spans it has not exported. */
+export const telemetryStatus = (): { enabled: boolean; dropped: number } => ({
+  enabled: tracer !== null,
+  dropped: tracer?.droppedCount ?? 0,
+})
 
 /** Returns the span of this async context, undefined without telemetry. */
 export const currentSpan = (): Span | undefined => (tracer === null ? undefined : active.getStore())
@@ -125,7 +131,7 @@ async function runIn<T>(span: Span | null, work: (span: Span | null) => Promise<
   try {
     return await active.run(span, () => work(span))
   } catch (error) {
-    span.fail(error instanceof AppError ? error.code : 'INTERNAL_ERROR')
+    if (!(error instanceof AttemptEndedError)) span.fail(error instanceof AppError ? error.code : 'INTERNAL_ERROR')
     throw error
   } finally {
     span.end()
@@ -347,6 +353,10 @@ class Tracer {
     }
   }
 
+  get droppedCount(): number {
+    return this.#droppedCount
+  }
+
   samples(traceId: string, parent: boolean | null): boolean {
     const { ratio, followsParent } = this.#options.sampler
     if (parent !== null && followsParent) return parent
@@ -396,9 +406,8 @@ class Tracer {
     else this.#timer ??= this.#detached(() => setTimeout(() => this.#exportBatches(), delayMs).unref())
   }
 
-  /** Exports the queued spans, for at most `graceMs` and the time of one request. */
-  async close(graceMs: number): Promise<void> {
-    const limitMs = Math.min(Math.max(graceMs, MIN_CLOSE_MS), this.#options.limits.timeoutMs)
+  /** Exports the queued spans, for at most `limitMs`. */
+  async close(limitMs: number): Promise<void> {
     const deadline = performance.now() + limitMs
     for (let remaining = limitMs; remaining > 0; remaining = deadline - performance.now()) {
       if (!this.#exporting) this.#exportBatches()
@@ -498,7 +507,7 @@ export async function openTelemetry(
 ): Promise<{ close(graceMs: number): Promise<void> }> {
   if (config.OTEL_METRICS_BY_PROJECT) projectLabels.enable()
   const endpoints = endpointsOf(config)
-  if (endpoints.traces === null && endpoints.metrics === null) return { close: async () => {} }
+  if (endpoints.traces === null && endpoints.metrics === null) return { close: async () => projectLabels.disable() }
   const { OTLPTraceExporter, OTLPMetricExporter, resourceFromAttributes } = await loadPackages()
   const timeoutMs = config.OTEL_BSP_EXPORT_TIMEOUT
   const headers = config.OTEL_EXPORTER_OTLP_HEADERS
@@ -541,7 +550,8 @@ export async function openTelemetry(
       const closing = [tracer, metrics]
       tracer = null
       metrics = null
-      await Promise.all(closing.map(each => each?.close(graceMs)))
+      const limitMs = Math.min(Math.max(graceMs, MIN_CLOSE_MS), timeoutMs)
+      await Promise.all(closing.map(each => each?.close(limitMs)))
     },
   }
 }

@@ -252,6 +252,7 @@ class EgressClient implements Egress {
     let location = req.url
     let from: URL | undefined
     let isPropagated = false
+    let isFirstHost = true
     for (let hops = 0; ; hops++) {
       const to = await this.#resolveTarget(location, from, caller)
       // An invalid location in a webhook's redirect is a failure of the receiver, not a violation of the rule.
@@ -262,7 +263,8 @@ class EgressClient implements Egress {
         for (const name of [...CREDENTIAL_HEADERS, ...(req.sensitiveHeaders ?? [])]) headers.delete(name.toLowerCase())
 
       // A host that a redirect names is no host that the request was meant for.
-      const context = !from || from.host === to.url.host ? this.#contextFor(to.url) : null
+      isFirstHost &&= !from || from.host === to.url.host
+      const context = isFirstHost ? this.#contextFor(to.url) : null
       if (context !== null) headers.set(TRACEPARENT, [TRACEPARENT, context])
       else if (from && isPropagated) headers.delete(TRACEPARENT)
       isPropagated = context !== null

@@ -55,7 +55,9 @@ export async function migrate(
       async () => (await client.query('select name, release from breaking_migrations order by name')).rows,
       migrationNames(directory),
     )
-    const ran = await untilLocked(client, lockTimeoutMs, async () =>
+    const pending = await pendingMigrations(client, directory)
+    const isBreaking = await hasBreaking(pending, directory)
+    await untilLocked(client, lockTimeoutMs, () =>
       runner({
         dbClient: client,
         dir: directory,
@@ -66,12 +68,12 @@ export async function migrate(
         noLock: true,
         // Each migration is committed on its own, so that it holds few locks and is not repeated because of a later one. But a
         // release must not stop its predecessor and then fail.
-        singleTransaction: await isBreakingPending(client, directory),
+        singleTransaction: isBreaking,
         log: options.log ?? (() => {}),
       }),
     )
     await createQueuesInDatabase(databaseUrl, { retentionDays: options.jobRetentionDays })
-    return ran.map(migration => migration.name)
+    return pending
   } finally {
     await client.end()
   }
@@ -92,13 +94,16 @@ async function lockMigrations(client: DatabaseClient, timeoutMs: number, onWait?
   }
 }
 
-/** Whether a migration that has not run is breaking. */
-async function isBreakingPending(client: DatabaseClient, directory: string): Promise<boolean> {
+/** Returns the names of migrations that have not run. */
+async function pendingMigrations(client: DatabaseClient, directory: string): Promise<string[]> {
   const exists = (await client.query(`select to_regclass('migrations') is not null as exists`)).rows[0].exists
   const ran: { name: string }[] = exists ? (await client.query('select name from migrations')).rows : []
   const names = new Set(ran.map(({ name }) => name))
-  const pending = migrationNames(directory).filter(name => !names.has(name))
-  const texts = await Promise.all(pending.map(name => readFile(path.join(directory, `${name}.sql`), 'utf8')))
+  return migrationNames(directory).filter(name => !names.has(name))
+}
+
+async function hasBreaking(names: readonly string[], directory: string): Promise<boolean> {
+  const texts = await Promise.all(names.map(name => readFile(path.join(directory, `${name}.sql`), 'utf8')))
   return texts.some(text => text.startsWith('-- breaking: true'))
 }
 
@@ -112,6 +117,7 @@ async function untilLocked<T>(client: DatabaseClient, timeoutMs: number, run: ()
       if (!LOCK_FAILURES.has(sqlStateOf(error)) || performance.now() > deadline) throw error
       // The runner leaves the transaction of a migration that failed open.
       await client.query('rollback')
+      for (const statement of BOUNDED) await client.query(statement)
       await sleep(PAUSE_MS)
     }
   }

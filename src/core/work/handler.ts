@@ -1,4 +1,5 @@
 import type { Config } from '../base/config.ts'
+import { AttemptEndedError } from '../base/errors.ts'
 import type { Logger } from '../base/log.ts'
 import type { Services } from '../base/services.ts'
 import type { Fragment } from '../db/sql.ts'
@@ -53,10 +54,10 @@ export type AcquiredSlot = { holder: SlotHolder; release(): void }
 /**
  * Thrown by a handler to requeue its message without counting the attempt; due immediately if the worker is stopping.
  */
-export class RequeueError extends Error {}
+export class RequeueError extends AttemptEndedError {}
 
 /** A newer claim exists, or the item was deleted: the attempt must stop without writing. */
-export class ClaimLostError extends Error {}
+export class ClaimLostError extends AttemptEndedError {}
 
 export type Handler = {
   queue: Queue<any>

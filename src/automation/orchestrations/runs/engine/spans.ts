@@ -8,7 +8,7 @@ export const runSpan = (run: RunRow): SpanStart => ({
   name: `run ${run.orchestration_id}`,
   unit: true,
   // Work that follows an answer of a person begins a new trace.
-  from: { context: run.trace_context, at: run.updated_at, linked: run.status === 'awaiting_input' },
+  from: { context: run.trace_context, at: run.created_at, linked: run.status === 'awaiting_input' },
   shared: { [MUSTER.project]: run.project_id, [MUSTER.run]: run.id },
   attributes: { [MUSTER.version]: run.orchestration_version },
 })
