@@ -98,7 +98,8 @@ function mentionOf(line: string): string {
 
 const isMentioned = (line: string, notes: string): boolean => {
   const mention = mentionOf(line)
-  if (!line.startsWith('operation ')) return notes.includes(mention)
+  const isWord = new RegExp(`(?<![\\w-])${mention.replaceAll('.', '\\.')}(?![\\w-])`)
+  if (!line.startsWith('operation ')) return isWord.test(notes)
   // An operation is mentioned with its path or the start of it; the names of parameters do not matter.
   const withoutNames = (text: string) => text.replaceAll(/\{\w+\}/g, '{}')
   const parts = withoutNames(mention).split('/').slice(1)

@@ -49,6 +49,7 @@ const STARTING = [
   'CONTRIBUTING.md: Setting up',
   'README.md: Running it',
   'README.md: Try it',
+  'docs/drills.md: # Drills',
   'docs/install.md: # Install',
   'examples/README.md: Webhook receiver',
 ]
