@@ -57,6 +57,7 @@ describe('queues and workers', function () {
     listen = await openNotifications({ databaseUrl, log: silentLog() })
     pool = new pg.Pool({ connectionString: databaseUrl, max: 60 })
     await pool.query(`
+      create table worker_heartbeats (instance_id text primary key, holder text);
       create table entity (id text primary key, posted int not null default 0, seen int not null default 0);
       create table spans (n serial primary key, entity text, worker text,
         started timestamptz not null default clock_timestamp(), ended timestamptz);

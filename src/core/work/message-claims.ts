@@ -369,6 +369,9 @@ const lostClaimAt = (
 ) => `jsonb_build_object('${LOST_CLAIM}', jsonb_build_object('lease_expires_at', ${time},
     'instance_id', (select w.instance_id from worker_heartbeats w where w.holder = j.group_tier limit 1)))`
 
+// Whether the lost claim in the data of a message is its present one: a later claim starts after the lease of an earlier one.
+const hasLostClaim = `coalesce((j.data #>> '{${LOST_CLAIM},lease_expires_at}')::timestamptz > j.started_on, false)`
+
 /** Assignment that counts a lost worker in the active messages of the alias `j`, whose leases end. */
 export const countWorkerLoss: Fragment = rawFragment(
   `data = j.data || ${lostClaimAt('now()')} || jsonb_build_object('${LOSSES}', coalesce((j.data ->> '${LOSSES}')::int, 0) + 1)`,
@@ -602,10 +605,11 @@ export async function requeueUnheld(
 }
 
 // job_i7 (name, group_id; active) serves it, which the order ensures; every message has a group. The renewed heartbeat
-// gives this process another lease to settle the message. `epoch`: the lease was ended with its worker.
+// gives this process another lease to settle the message. `epoch`: the lease was ended with its worker. A message that this
+// process may not settle is taken over again, in the claim that was lost first.
 const expiredSql = `
   update pgboss.job_common j set heartbeat_on = now(),
-    data = case when j.heartbeat_on > 'epoch' then j.data || ${lostClaimAt(`j.heartbeat_on + $2 * interval '1 s'`)} else j.data end
+    data = case when j.heartbeat_on > 'epoch' and not ${hasLostClaim} then j.data || ${lostClaimAt(`j.heartbeat_on + $2 * interval '1 s'`)} else j.data end
   where j.name = $1 and j.state = 'active' and j.id = any (array(
     select e.id from pgboss.job_common e
     where e.name = $1 and e.state = 'active' and e.group_id is not null

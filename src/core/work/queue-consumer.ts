@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Logger } from 'pino'
 import { injectFault } from '../base/fault-injection.ts'
-import { NewerFormatError } from '../base/format-versions.ts'
+import { formatVersionOf, NewerFormatError } from '../base/format-versions.ts'
 import { exclusiveLoop } from '../base/loop.ts'
 import { leasesLost, type Slots } from '../base/metrics.ts'
 import type { Services } from '../base/services.ts'
@@ -399,11 +399,12 @@ export class QueueConsumer {
   }
 
   async #promote(delayed: MessageClaim[]): Promise<void> {
+    // The content of each message stays in its version, which may be an earlier one than the queue has.
+    const immediate = delayed.map(({ data }) =>
+      buildMessage({ ...this.#queue, version: formatVersionOf(data) }, data, { chain: messageTriggerChain(data) }),
+    )
     await this.#queues.transaction(async tx => {
-      await this.#queues.insert(
-        tx,
-        delayed.map(job => buildMessage(this.#queue, job.data, { chain: messageTriggerChain(job.data) })),
-      )
+      await this.#queues.insert(tx, immediate)
       await completeMessages(tx, this.#queue, delayed)
     })
     this.#queues.wake(this.#queue.name, 'now')
