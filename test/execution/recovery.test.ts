@@ -7,7 +7,6 @@ import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { json, startTarget, type Target } from './tool-target.ts'
 
 const FAST = {
-  GENERATION_LEASE_SECONDS: '2',
   GENERATION_SWEEP_SECONDS: '1',
   PROVIDER_MAX_RETRIES: '0',
   EGRESS_ALLOW_HOSTS: '127.0.0.1',
@@ -32,6 +31,9 @@ describe('recovery record of a turn', function () {
     (await app.rows(`select instance_id from worker_heartbeats where holder is not null and kinds <> '{}'`)).map(
       ({ instance_id }) => instance_id,
     )
+  /** Ends the leases of a process that cannot renew them. No other lease expires, however busy the machine is. */
+  const expireLeases = () =>
+    app.rows(`update pgboss.job_common set heartbeat_on = now() - interval '60.001 s' where state = 'active'`)
   const bound = (name: string, idempotent: boolean) => ({
     tool: { name, execute: { url: `${target.url}/${name}` }, idempotent },
   })
@@ -103,9 +105,9 @@ describe('recovery record of a turn', function () {
     const id = await start(agent, call('act'), { text: 'done' })
     await eventually(() => target.requests.length === 1)
     const body = await recovery(id)
-    const [{ instance_id, lease_expires_at, ended_by }] = body.attempts
+    const [{ instance_id, started_at, lease_expires_at, ended_by }] = body.attempts
     assert.deepEqual([instance_id], await workers())
-    assert.ok(Date.parse(lease_expires_at) > Date.now() - 1000)
+    assert.ok(lease_expires_at > started_at)
     assert.equal(ended_by, null)
     assert.deepEqual(states(body), ['act unknown'])
   })
@@ -150,6 +152,7 @@ describe('recovery record of a turn', function () {
     await eventually(() => target.requests.length === 1)
     const [name] = await workers()
     process.kill(frozen.pid, 'SIGSTOP')
+    await expireLeases()
     isHeld = false
     await steadyWorker()
     await ended(id)
@@ -242,8 +245,7 @@ describe('recovery record of a turn', function () {
     const other = await app.user(undefined, [
       { effect: 'allow', actions: ['generations:ListGenerations'], resources: [`srn:${app.projectId}:*`] },
     ])
-    const refused = await other.get(path)
-    assert.ok([403, 404].includes(refused.status), JSON.stringify(refused.body))
+    assert.equal((await other.get(path)).status, 403)
     assert.equal((await app.anonymous.get(path)).status, 401)
     await app.key.post(`/generations/${id}/cancel`)
     const { audit } = (await app.admin.get(path)).body

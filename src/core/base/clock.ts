@@ -12,6 +12,9 @@ export const systemClock: Clock = { now: () => new Date(Date.now() + correctionM
 /** Returns the time of the system clock in `ms` milliseconds. */
 export const timeIn = (ms: number): Date => new Date(systemClock.now().getTime() + ms)
 
+/** Returns a time of PostgreSQL as responses have it. */
+export const toWireTime = (time: string | null): string | null => time && new Date(time).toISOString()
+
 /** Sets the correction of the system clock. */
 export function correctSystemClock(ms: number): void {
   correctionMs = ms

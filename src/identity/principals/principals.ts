@@ -1,6 +1,7 @@
 import ipaddr from 'ipaddr.js'
 import { isAllowed } from '#core/api/access.ts'
 import { isIdOf, kinds } from '#core/api/kind.ts'
+import { toWireTime } from '#core/base/clock.ts'
 import { raise } from '#core/base/errors.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
@@ -365,8 +366,6 @@ export function authenticate(
 }
 
 const triggerRun = ({ id, policy_id, chain }: TriggerScope) => ({ trigger_id: id, policy_id, chain })
-
-const toWireTime = (time: string | null): string | null => time && new Date(time).toISOString()
 
 /**
  * Returns a user or key that is valid now; null if it is deleted, disabled or expired, or if the key is bound to

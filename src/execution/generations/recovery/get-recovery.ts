@@ -1,7 +1,9 @@
 import { z } from 'zod'
 import { entriesOfResource, READ_ENTRIES, ResourceEntries } from '#control/audit/resource-entries.ts'
 import { itemOperation, type Operation } from '#core/api/operation.ts'
+import { toWireTime } from '#core/base/clock.ts'
 import type { Services } from '#core/base/services.ts'
+import type { Queryable } from '#core/db/sql.ts'
 import { findOpenStep } from '../journal/store.ts'
 import { type GenerationRow, generationKind, type JournalStepRow, type ToolCallOutcome } from '../model.ts'
 import { readSteps } from '../traces/file.ts'
@@ -20,12 +22,14 @@ export const RecoveryAttempt = z.object({
     ),
   started_at: time.describe('Start of the attempt. Null if unknown.'),
   lease_expires_at: time.describe('End of the lease of an attempt that runs or whose lease was lost. Null otherwise.'),
-  ended_at: time.describe('End of the attempt. Null while it runs, or if unknown.'),
+  ended_at: time.describe(
+    'End of the attempt; with `cancelled`, of the turn or node execution. Null while it runs, or if unknown.',
+  ),
   ended_by: z
     .enum(['settled', 'released', 'lease_lost', 'cancelled'])
     .nullable()
     .describe(
-      'How the attempt ended: `settled` - with its work; `released` - requeued for another attempt; `lease_lost` - taken over from a lost or frozen process; `cancelled` - with a cancel. Null while it runs.',
+      'How the attempt ended: `settled` - with its work; `released` - requeued for another attempt; `lease_lost` - taken over from a lost or frozen process; `cancelled` - the last one of a cancelled turn or node execution, which it may have left before. Null while it runs.',
     ),
 })
 export type RecoveryAttempt = z.output<typeof RecoveryAttempt>
@@ -89,24 +93,22 @@ export const getGenerationRecovery: Operation = itemOperation(generationKind, {
     return {
       id: resource.id,
       attempts: attempts.slice(-MAX_ATTEMPTS),
-      calls: await callsOf(services, resource, attempts),
+      calls: await callsOf(services, db, resource, attempts),
       audit: await entriesOfResource(context),
     }
   },
 })
 
-const iso = (at: string | null): string | null => at && new Date(at).toISOString()
-
-/** Presents an interrupted attempt. `before`: the interruption that it continued. */
+/** Presents an interrupted attempt. `started`: its start and process, where known. */
 export const interruptedAttempt = (
   { number, instance_id, lease_expires_at, ended_at, ended_by }: Omit<Interruption, 'continued_at' | 'continued_by'>,
   started: { at: string | null; by: string | null },
 ): RecoveryAttempt => ({
   number,
   instance_id: instance_id ?? started.by,
-  started_at: iso(started.at),
-  lease_expires_at: iso(lease_expires_at),
-  ended_at: iso(ended_at),
+  started_at: toWireTime(started.at),
+  lease_expires_at: toWireTime(lease_expires_at),
+  ended_at: toWireTime(ended_at),
   ended_by,
 })
 
@@ -128,7 +130,7 @@ function attemptsOf(
     const unknown = {
       number,
       instance_id: started.by,
-      started_at: iso(started.at),
+      started_at: toWireTime(started.at),
       lease_expires_at: null,
       ended_at: null,
     }
@@ -158,7 +160,7 @@ function lastOf(
     default:
       return {
         instance_id: live?.instance_id ?? instance_id,
-        lease_expires_at: iso(live?.lease_expires_at ?? null),
+        lease_expires_at: toWireTime(live?.lease_expires_at ?? null),
         ended_at: null,
         ended_by: null,
       }
@@ -166,13 +168,18 @@ function lastOf(
 }
 
 /** Returns the calls that the platform made or started: settled ones, and calls of the step in progress. */
-async function callsOf(services: Services, turn: GenerationRow, attempts: Attempts): Promise<Call[] | null> {
+async function callsOf(
+  services: Services,
+  db: Queryable,
+  turn: GenerationRow,
+  attempts: Attempts,
+): Promise<Call[] | null> {
   if (turn.content_redacted_at !== null || turn.content_mode === 'none') return null
   const steps = await readSteps(services, turn)
   const calls = steps.flatMap(({ n, tool_results }) =>
     tool_results.flatMap(outcome => presentCall(turn, n, outcome, outcome, attempts) ?? []),
   )
-  const open = await findOpenStep(services.pool, services, turn)
+  const open = await findOpenStep(db, services, turn)
   if (!open || steps.some(({ n }) => n === open.step.n)) return calls
   for (const [position, { id: tool_call_id, tool_name }] of open.step.tool_calls.entries()) {
     const outcome = open.outcomes.get(position) ?? (open.started.has(position) ? null : undefined)

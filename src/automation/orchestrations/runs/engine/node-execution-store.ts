@@ -235,8 +235,10 @@ const instanceOf = (alias: string): Fragment => sql.fragment`(
   select h.instance_id from worker_heartbeats h
   where h.holder = split_part(${sql.identifier([alias, 'holder'])}, ':', 1) limit 1)`
 
-/** Options of a claim. `projectLimit`: limit of concurrent node executions per project; 0 for no limit. */
-/** `holder`: the process, and after a colon the claim. `instanceId`: name of the process. */
+/**
+ * Options of a claim. `holder`: the process, and after a colon the claim. `instanceId`: name of the process. `projectLimit`:
+ * limit of concurrent node executions per project; 0 for no limit.
+ */
 export type NodeClaimOptions = {
   holder: string
   instanceId: string

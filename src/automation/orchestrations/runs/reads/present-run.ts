@@ -1,6 +1,7 @@
 import { isWorkerType, startsRuns } from '#automation/orchestrations/definition/definition.ts'
 import type { PricedUsage } from '#control/usage/price-usage.ts'
 import type { RunTotals } from '#control/usage/report-store.ts'
+import { toWireTime } from '#core/base/clock.ts'
 import type { Services } from '#core/base/services.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import type { CallerFacts } from '#core/iam/caller.ts'
@@ -23,7 +24,20 @@ export const idempotencyKeyOf = ({
 }: Pick<NodeExecutionRow, 'run_id' | 'node_id' | 'attempt' | 'node_type' | 'polls'>): string =>
   [run_id, node_id, attempt, ...(node_type === 'poll' ? [polls + 1] : [])].join(':')
 
-const isoTime = (text: string | null): string | null => text && new Date(text).toISOString()
+/** Whether workers were lost too often for the call of a node execution to be made again. */
+export const isAbandoned = (errorCode: string | null | undefined): boolean =>
+  errorCode === 'EXECUTOR_LOST' || errorCode === 'WORKER_LOST'
+
+/** Whether the last call of a node execution has ended, and `polls` counts it. */
+export const hasCallEnded = (
+  { status, polls, deliveries }: Pick<NodeExecutionRow, 'status' | 'polls' | 'deliveries'>,
+  errorCode: string | null | undefined,
+): boolean =>
+  status === 'completed' || (status === 'failed' && !isAbandoned(errorCode)) || (polls > 0 && deliveries === 0)
+
+/** Returns the idempotency key of the last call of a node execution. */
+export const lastKeyOf = (execution: Parameters<typeof idempotencyKeyOf>[0], hasEnded: boolean): string =>
+  idempotencyKeyOf({ ...execution, polls: hasEnded ? Math.max(0, execution.polls - 1) : execution.polls })
 
 export const presentNodeExecution = (row: NodeExecutionRow): NodeExecution => ({
   node_id: row.node_id,
@@ -37,13 +51,11 @@ export const presentNodeExecution = (row: NodeExecutionRow): NodeExecution => ({
   generation_id: row.generation_id,
   approval_id: row.approval_id,
   idempotency_key:
-    isWorkerType(row.node_type) && row.status !== 'skipped'
-      ? idempotencyKeyOf({ ...row, polls: Math.max(0, row.polls - 1) })
-      : null,
-  wake_at: isoTime(row.wake_at),
-  started_at: isoTime(row.started_at),
-  completed_at: isoTime(row.completed_at),
-  created_at: isoTime(row.created_at) as string,
+    isWorkerType(row.node_type) && row.status !== 'skipped' ? lastKeyOf(row, hasCallEnded(row, row.error?.code)) : null,
+  wake_at: toWireTime(row.wake_at),
+  started_at: toWireTime(row.started_at),
+  completed_at: toWireTime(row.completed_at),
+  created_at: toWireTime(row.created_at) as string,
 })
 
 /** Whether executions of a node type are metered. */

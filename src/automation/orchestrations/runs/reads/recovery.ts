@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { entriesOfResource, READ_ENTRIES, ResourceEntries } from '#control/audit/resource-entries.ts'
 import { itemOperation, type Operation } from '#core/api/operation.ts'
+import { toWireTime } from '#core/base/clock.ts'
 import type { Services } from '#core/base/services.ts'
 import { type Queryable, sql } from '#core/db/sql.ts'
 import { interruptedAttempt, RecoveryAttempt, recoveryCall } from '#execution/generations/recovery/get-recovery.ts'
@@ -8,7 +9,7 @@ import { Interruption } from '#execution/generations/recovery/interruptions.ts'
 import { WORKER_EXECUTED } from '../engine/node-execution-store.ts'
 import { loadPinnedGraph } from '../engine/pinned-graph.ts'
 import { NODE_STATUSES, type RunRow, runKind } from '../model.ts'
-import { idempotencyKeyOf } from './present-run.ts'
+import { hasCallEnded, isAbandoned, lastKeyOf } from './present-run.ts'
 
 const node = {
   node_id: z.string().describe('ID of the node'),
@@ -25,7 +26,7 @@ const Recovery = z
       ),
     calls: z
       .array(recoveryCall(z.string().describe('ID of the node')))
-      .describe('Calls of these node executions; of a node that polls, the last one'),
+      .describe('Calls of these node executions; of a node that polls, the last one, which is `repeated` if any was'),
     audit: ResourceEntries,
   })
   .meta({ id: 'OrchestrationRunRecovery' })
@@ -46,7 +47,7 @@ export const getRunRecovery: Operation = itemOperation(runKind, {
   answers: { 200: Recovery },
   async run(context) {
     const { services, db, resource } = context
-    const executions = await listInterrupted(db, resource.id)
+    const executions = await listStarted(db, resource.id)
     const tools = await toolNames(services, db, resource)
     return {
       id: resource.id,
@@ -65,6 +66,7 @@ const Execution = z.object({
   node_type: z.string(),
   attempt: z.int(),
   polls: z.int(),
+  deliveries: z.int(),
   status: z.enum(NODE_STATUSES),
   error_code: z.string().nullable(),
   /** By a guardrail. */
@@ -81,9 +83,9 @@ type Execution = z.output<typeof Execution>
  * Lists the first node executions of a run that workers have started, with their interruptions. By
  * orchestration_node_executions_run and the primary key of node_interruptions.
  */
-const listInterrupted = (db: Queryable, runId: string): Promise<readonly Execution[]> =>
+const listStarted = (db: Queryable, runId: string): Promise<readonly Execution[]> =>
   db.any(sql.type(Execution)`
-    select t.run_id, t.node_id, t.node_type, t.attempt, t.polls, t.status, t.error ->> 'code' as error_code,
+    select t.run_id, t.node_id, t.node_type, t.attempt, t.polls, t.deliveries, t.status, t.error ->> 'code' as error_code,
       t.status = 'completed' and not t.through as refused,
       t.leased_until as lease_expires_at, t.started_at, t.completed_at, (
         select h.instance_id from worker_heartbeats h where h.holder = split_part(t.holder, ':', 1) limit 1) as instance_id,
@@ -108,8 +110,6 @@ async function toolNames(services: Services, db: Queryable, run: RunRow): Promis
   return new Map(nodes.flatMap(({ id, tool_id }) => (names.has(tool_id) ? [[id, names.get(tool_id) as string]] : [])))
 }
 
-const iso = (at: string | null): string | null => at && new Date(at).toISOString()
-
 /** Whether the work was continued after its last interruption, or had none. */
 const isContinued = ({ interruptions }: Execution): boolean => interruptions.at(-1)?.continued_at !== null
 
@@ -125,16 +125,17 @@ function attemptsOf(execution: Execution): Attempt[] {
     attempts.push({
       number: attempts.length + 1,
       instance_id: by ?? execution.instance_id,
-      started_at: iso(at),
-      lease_expires_at: execution.status === 'running' ? iso(execution.lease_expires_at) : null,
-      ended_at: iso(execution.completed_at),
+      started_at: toWireTime(at),
+      lease_expires_at: execution.status === 'running' ? toWireTime(execution.lease_expires_at) : null,
+      ended_at: toWireTime(execution.completed_at),
       ended_by: endOf(execution),
     })
   return attempts.map(attempt => ({ node_id, node_attempt, ...attempt }))
 }
 
 /** Returns how the last attempt ended. An execution that waits for its next poll or an approval has no worker. */
-function endOf({ status, lease_expires_at }: Execution): Attempt['ended_by'] {
+function endOf({ status, error_code, lease_expires_at }: Execution): Attempt['ended_by'] {
+  if (isAbandoned(error_code)) return 'lease_lost'
   if (status === 'cancelled') return 'cancelled'
   if (status === 'completed' || status === 'failed') return 'settled'
   return lease_expires_at === null ? 'released' : null
@@ -142,19 +143,18 @@ function endOf({ status, lease_expires_at }: Execution): Attempt['ended_by'] {
 
 /** Presents the call of a node execution; null if it waits for its call, or a guardrail refused it. */
 function callOf(execution: Execution, tool: string | null): Call | null {
-  const { node_id, polls, status, error_code, interruptions, started_at, completed_at } = execution
+  const { node_id, status, error_code, interruptions, started_at, completed_at } = execution
   if (status === 'requires_action' || execution.refused) return null
-  const isAbandoned = error_code === 'EXECUTOR_LOST' || error_code === 'WORKER_LOST'
-  const isKnown = status === 'completed' || status === 'failed' || (polls > 0 && execution.lease_expires_at === null)
+  const isKnown = isContinued(execution) && hasCallEnded(execution, error_code)
   const isInterrupted = interruptions.length > 0
   return {
     step: node_id,
     tool_call_id: null,
     tool,
     attempt: interruptions.length + (isContinued(execution) ? 1 : 0),
-    state: isAbandoned ? 'withheld' : !isKnown ? 'unknown' : isInterrupted ? 'repeated' : 'done',
-    idempotency_key: idempotencyKeyOf({ ...execution, polls: Math.max(0, polls - 1) }),
-    started_at: iso(isInterrupted ? (interruptions.at(-1)?.continued_at ?? null) : started_at),
-    ended_at: iso(completed_at),
+    state: isAbandoned(error_code) ? 'withheld' : !isKnown ? 'unknown' : isInterrupted ? 'repeated' : 'done',
+    idempotency_key: lastKeyOf(execution, isKnown),
+    started_at: toWireTime(isInterrupted ? (interruptions.at(-1)?.continued_at ?? null) : started_at),
+    ended_at: toWireTime(completed_at),
   }
 }
