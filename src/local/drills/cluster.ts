@@ -1,7 +1,5 @@
-import { execFile } from 'node:child_process'
 import fs from 'node:fs'
 import path from 'node:path'
-import { promisify } from 'node:util'
 import { findFreePort, runServerProgram } from '../postgres.ts'
 import { query, temporaryDirectory } from './deployment.ts'
 import { NotPossibleError } from './drill.ts'
@@ -11,27 +9,26 @@ const INSTALLED = '/usr/lib/postgresql'
 const SERVER_PROGRAMS = ['postgres', 'initdb', 'pg_ctl']
 const START_SECONDS = 60
 
+/** Directories with the programs of installed servers, newest first. */
+export const installedServers = (): string[] =>
+  fs
+    .globSync('*/bin/initdb', { cwd: INSTALLED })
+    .toSorted((a, b) => Number.parseInt(b, 10) - Number.parseInt(a, 10))
+    .map(file => path.join(INSTALLED, path.dirname(file)))
+
 /**
  * Returns the directory of an installed server that has the programs: DRILL_PG_BIN, one of the PATH, or the newest one.
  * @throws NotPossibleError
  */
 export function findServer(programs: readonly string[]): string {
   const { DRILL_PG_BIN, PATH = '' } = process.env
-  const versions = fs.existsSync(INSTALLED) ? fs.readdirSync(INSTALLED) : []
-  const newest = versions.toSorted((a, b) => Number(b) - Number(a)).map(version => `${INSTALLED}/${version}/bin`)
-  const candidates = DRILL_PG_BIN ? [DRILL_PG_BIN] : [...PATH.split(path.delimiter), ...newest]
+  const candidates = DRILL_PG_BIN ? [DRILL_PG_BIN] : [...PATH.split(path.delimiter), ...installedServers()]
   const needed = [...SERVER_PROGRAMS, ...programs]
   const found = candidates.find(bin => needed.every(program => fs.existsSync(path.join(bin, program))))
   if (found) return found
   throw new NotPossibleError(
     `the PostgreSQL programs ${needed.join(', ')} are not in one directory of ${DRILL_PG_BIN ? 'DRILL_PG_BIN' : `PATH or ${INSTALLED}`}`,
   )
-}
-
-/** Runs a client program of a server and returns its output. */
-export async function runClient(bin: string, program: string, args: readonly string[]): Promise<string> {
-  const { stdout } = await promisify(execFile)(path.join(bin, program), args)
-  return stdout
 }
 
 /** A server of an installed version in a temporary directory, on a TCP port of 127.0.0.1. */
@@ -49,7 +46,8 @@ export class Cluster {
     this.port = port
     this.dir = path.join(directory.path, 'pg')
     this.#remove = directory.remove
-    process.once('exit', this.#stopAtExit)
+    // Before the directory is removed, which has the ID of the server's process.
+    process.prependOnceListener('exit', this.#stopAtExit)
   }
 
   static async open(bin: string): Promise<Cluster> {
@@ -61,9 +59,9 @@ export class Cluster {
     return `postgres://muster@127.0.0.1:${this.port}/${database}`
   }
 
-  async initialise(): Promise<void> {
+  async initialise(...options: string[]): Promise<void> {
     const args = ['--username=muster', '--auth=trust', '--encoding=UTF8', '--locale=C']
-    await this.run('initdb', [`--pgdata=${this.dir}`, ...args])
+    await this.run('initdb', [`--pgdata=${this.dir}`, ...args, ...options])
   }
 
   async start(settings: readonly string[] = []): Promise<void> {

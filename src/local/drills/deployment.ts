@@ -8,6 +8,7 @@ import { promisify } from 'node:util'
 import { openPool } from '#core/db/pool.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { startEmbedded } from '../postgres.ts'
+import { readLines, readyPort } from './lines.ts'
 
 export const CHECKOUT = fileURLToPath(new URL('../../..', import.meta.url))
 
@@ -27,6 +28,8 @@ export type RunningProcess = {
 export type Database = { url: string; close(): Promise<void> }
 
 const OUTPUT_LINES = 100
+/** Time within which a process must be ready, and within which it must have ended after SIGTERM. */
+const LIMIT_MS = 120_000
 const ADMIN = { username: 'admin', password: randomBytes(18).toString('base64url') }
 
 /** Creates an empty temporary directory that this process removes at its end. */
@@ -89,8 +92,11 @@ export async function query(databaseUrl: string, text: string): Promise<readonly
 /** A deployment of web processes and workers on one database. */
 export class Deployment {
   readonly running: Record<ProcessKind, RunningProcess[]> = { web: [], worker: [] }
+  /** Processes that did not exit with 0 after SIGTERM. */
+  readonly uncleanStops: string[] = []
   readonly #env: Record<string, string>
   readonly #children = new Set<ChildProcess>()
+  #closed = false
   readonly #directory = temporaryDirectory()
   #databaseUrl: string
 
@@ -133,6 +139,7 @@ export class Deployment {
   }
 
   readonly #killAll = () => {
+    this.#closed = true
     for (const child of this.#children) child.kill('SIGKILL')
   }
 
@@ -140,12 +147,33 @@ export class Deployment {
   async command(args: readonly string[], directory = CHECKOUT): Promise<string> {
     const program = path.join(directory, 'bin/muster.mjs')
     const env = { ...this.#env, DATABASE_URL: this.databaseUrl }
-    const { stdout } = await promisify(execFile)(process.execPath, [program, ...args], { cwd: directory, env })
-    return stdout
+    return this.run(process.execPath, [program, ...args], { cwd: directory, env })
+  }
+
+  /** Runs a program to its end, or until the deployment is closed, and returns its output. */
+  async run(
+    program: string,
+    args: readonly string[],
+    options: { cwd?: string; env?: NodeJS.ProcessEnv } = {},
+  ): Promise<string> {
+    this.#mustBeOpen()
+    const running = promisify(execFile)(program, args, options)
+    this.#children.add(running.child)
+    try {
+      return (await running).stdout
+    } finally {
+      this.#children.delete(running.child)
+    }
+  }
+
+  /** The interrupted step of a drill continues after the deployment is closed. */
+  #mustBeOpen(): void {
+    if (this.#closed) throw new Error('the deployment is closed')
   }
 
   /** Starts a process as the Procfile does, and waits until it is ready. */
   async start(kind: ProcessKind, directory = CHECKOUT): Promise<RunningProcess> {
+    this.#mustBeOpen()
     const script = kind === 'web' ? 'src/web.ts' : 'jobs/worker.ts'
     const child = spawn('bin/launch', [script], {
       cwd: directory,
@@ -160,16 +188,18 @@ export class Deployment {
       }),
     )
     const output: string[] = []
+    let limit: NodeJS.Timeout | undefined
     const port = await new Promise<number>((resolve, reject) => {
-      const onLine = (line: string) => {
+      const fail = (what: string) => reject(new Error(`${kind} ${what}:\n${output.join('\n')}`))
+      readLines(child, line => {
         if (output.push(line) > OUTPUT_LINES) output.shift()
-        const [, found] = (line.includes('is ready') && /"(?:port|health_port)":(\d+)/.exec(line)) || []
-        if (found) resolve(Number(found))
-      }
-      for (const stream of [child.stdout, child.stderr]) readLines(stream, onLine)
+        const found = readyPort(line)
+        if (found !== null) resolve(found)
+      })
       child.once('error', reject)
-      void exited.then(() => reject(new Error(`${kind} ended before it was ready:\n${output.join('\n')}`)))
-    })
+      void exited.then(() => fail('ended before it was ready'))
+      limit = setTimeout(fail, LIMIT_MS, `was not ready within ${LIMIT_MS / 1000} s`)
+    }).finally(() => clearTimeout(limit))
     const started: RunningProcess = {
       kind,
       url: `http://127.0.0.1:${port}`,
@@ -202,13 +232,14 @@ export class Deployment {
   /**
    * Starts a process, then stops the oldest process of its kind by SIGTERM. It gets no more requests when it is stopped, as
    * when a balancer has read its readiness.
-   * @throws Error if it does not exit with 0
    */
   async replace(kind: ProcessKind, directory = CHECKOUT): Promise<void> {
     await this.start(kind, directory)
     const stopped = this.running[kind].shift() as RunningProcess
+    const limit = setTimeout(() => void stopped.end('SIGKILL'), LIMIT_MS)
     const { code, signal } = await stopped.end('SIGTERM')
-    if (code !== 0) throw new Error(`${kind} exited with ${code ?? signal}:\n${stopped.output.slice(-20).join('\n')}`)
+    clearTimeout(limit)
+    if (code !== 0) this.uncleanStops.push(`${kind} exited with ${code ?? signal}: ${stopped.output.at(-1)}`)
   }
 
   /** Ends all processes by SIGKILL. */
@@ -243,13 +274,4 @@ export class Deployment {
     process.off('exit', this.#killAll)
     this.#directory.remove()
   }
-}
-
-function readLines(stream: NodeJS.ReadableStream, onLine: (line: string) => void): void {
-  let rest = ''
-  stream.on('data', chunk => {
-    const lines = (rest + chunk).split('\n')
-    rest = lines.pop() as string
-    for (const line of lines) onLine(line)
-  })
 }

@@ -2,12 +2,13 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { startDouble } from '../double/server.ts'
 import { type Credential, must } from './api.ts'
 import { type Database, Deployment, openDatabase, type ProcessKind } from './deployment.ts'
-import { KINDS, type Kind, type Prepared, prepare, scriptModel } from './kinds.ts'
+import { KINDS, type Kind, MODEL_SCRIPTS, type Prepared, prepare } from './kinds.ts'
 import { type Load, startLoad } from './load.ts'
 import { ALWAYS, judge, type PromiseName } from './promises.ts'
 import { type Receiver, type ReceiverOptions, startReceiver } from './receiver.ts'
-import { balance, isSettled, observe } from './reconcile.ts'
+import { balance, countOpen, observe } from './reconcile.ts'
 import { buildReport, type Report } from './report.ts'
+import { StalledError, waitUntilNone } from './wait.ts'
 
 /** The drill cannot be run here; the message is the reason. */
 export class NotPossibleError extends Error {}
@@ -69,9 +70,6 @@ export type DrillOptions = {
   onProgress?: (text: string) => void
   signal?: AbortSignal
 }
-
-/** Time within which all work must have ended after the load. */
-const SETTLE_SECONDS = 120
 
 /** Closes everything that a drill has opened, the newest first, also while it is opened. */
 class Cleanup {
@@ -154,21 +152,26 @@ async function perform(drill: Drill, options: DrillOptions, cleanup: Cleanup): P
     api,
     note,
   } as OwnScene
-  const loadedAt = Date.now()
   note('loaded')
-  try {
-    await load.progress()
-    await drill.break(scene)
-    await sleep(Math.max(0, loadedAt + seconds * 1000 - Date.now()))
-    await load.progress()
-  } finally {
-    // Callers see failures of the steps first.
-    await load.end().catch(() => {})
+  const stalls: string[] = []
+  const noteStall = (error: unknown) => {
+    if (!(error instanceof StalledError)) throw error
+    stalls.push(error.message)
+    note(error.message)
   }
+  try {
+    await breakLoaded(drill, scene).catch(noteStall)
+  } catch (error) {
+    // The failure of the step comes first.
+    await load.end().catch(() => {})
+    throw error
+  }
+  await load.end()
   note('load ended')
-  await drill.repair?.(scene)
-  const settled = await settle(() => isSettled(credential, kinds, prepared, load.ledger))
-  note(settled ? 'all work has ended' : 'work is still open')
+  await drill.repair?.(scene).catch(noteStall)
+  // Requests may fail meanwhile.
+  const open = () => countOpen(credential, kinds, prepared, load.ledger).catch(() => Infinity)
+  await waitUntilNone('open work', open).then(() => note('all work has ended'), noteStall)
   const observed = await observe(
     credential,
     kinds,
@@ -180,23 +183,31 @@ async function perform(drill: Drill, options: DrillOptions, cleanup: Cleanup): P
   const { ledger, refusals } = load
   const reports = kinds.map(kind => balance(kind, ledger, observed))
   const names = [...ALWAYS, ...(drill.promises ?? [])]
-  const promises = judge(names, { kinds, reports, ledger, observed, refusals, settled })
+  const uncleanStops = own?.deployment.uncleanStops ?? []
+  const promises = judge(names, { kinds, reports, ledger, observed, refusals, stalls, uncleanStops })
   const postgres = own && (await own.version())
   return buildReport({ drill: drill.name, startedAt, seconds, postgres, kinds: reports, promises, timeline: notes })
 }
 
+/** Breaks a deployment that serves the load, until the load has lasted and is served again. */
+async function breakLoaded(drill: Drill, scene: OwnScene): Promise<void> {
+  const endsAt = Date.now() + scene.seconds * 1000
+  await scene.load.progress()
+  await drill.break(scene)
+  await sleep(Math.max(0, endsAt - Date.now()))
+  await scene.load.progress()
+}
+
 /** The model double, which can be stopped and started again on its port. */
-async function startModel(host: string): Promise<Scene['double']> {
-  let running = await startDouble({ host })
-  await scriptModel(running.url)
+export async function startModel(host: string): Promise<Scene['double']> {
+  let running = await startDouble({ host, scripts: MODEL_SCRIPTS })
   const { url, port } = running
   return {
     url,
     port,
     stop: () => running.close(),
     restart: async () => {
-      running = await startDouble({ host, port })
-      await scriptModel(url)
+      running = await startDouble({ host, port, scripts: MODEL_SCRIPTS })
     },
   }
 }
@@ -227,14 +238,4 @@ async function prepareProject(
   return cleanup.add(preparing, async ({ project_id }) => {
     if (isStaging) await must(admin, 'DELETE', `/projects/${project_id}?force=true`)
   })
-}
-
-/** Waits until a check holds, which may fail meanwhile; returns whether it did. */
-async function settle(check: () => Promise<boolean>): Promise<boolean> {
-  const until = Date.now() + SETTLE_SECONDS * 1000
-  while (Date.now() < until) {
-    if (await check().catch(() => false)) return true
-    await sleep(500)
-  }
-  return false
 }

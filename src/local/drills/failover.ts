@@ -2,6 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { Cluster, findServer, startCluster } from './cluster.ts'
 import { type Database, query } from './deployment.ts'
 import type { Drill } from './drill.ts'
+import { waitUntilNone } from './wait.ts'
 
 const PROGRAMS = ['pg_basebackup']
 
@@ -28,20 +29,15 @@ async function openPair(): Promise<Pair> {
     await standby.start()
     await query(primary.url('postgres'), `alter system set synchronous_standby_names = '*'`)
     await query(primary.url('postgres'), 'select pg_reload_conf()')
-    await waitForSync(primary)
+    const synchronous = `select from pg_stat_replication where sync_state = 'sync'`
+    await waitUntilNone('connection of the standby', async () => {
+      return (await query(primary.url('postgres'), synchronous)).length > 0 ? 0 : 1
+    })
     const hosts = [primary, standby].map(({ port }) => `127.0.0.1:${port}`).join()
     return { url: `postgres://muster@${hosts}/muster?target_session_attrs=read-write`, close, primary, standby }
   } catch (error) {
     await close()
     throw error
-  }
-}
-
-async function waitForSync(primary: Cluster): Promise<void> {
-  for (;;) {
-    const found = await query(primary.url('postgres'), `select from pg_stat_replication where sync_state = 'sync'`)
-    if (found.length > 0) return
-    await sleep(200)
   }
 }
 

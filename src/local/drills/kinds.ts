@@ -1,3 +1,4 @@
+import type { Script } from '../double/script.ts'
 import { type Credential, must } from './api.ts'
 import type { Receiver } from './receiver.ts'
 
@@ -49,7 +50,7 @@ const MODEL_DELAY_MS = 50
 const LONG_STEP_MS = 1500
 
 /** Scripts of the lanes: callers call their tool once, the long turn in every step but the last. */
-const SCRIPTS: Record<Agent, { rules: { when?: object; reply: object }[] }> = {
+const SCRIPTS = {
   talker: { rules: [{ reply: { text: 'said', delay_ms: MODEL_DELAY_MS } }] },
   writer: { rules: [{ reply: { text: 'written', delay_ms: MODEL_DELAY_MS } }] },
   measured: { rules: [{ reply: { text: 'measured' } }] },
@@ -65,7 +66,10 @@ const SCRIPTS: Record<Agent, { rules: { when?: object; reply: object }[] }> = {
       { reply: { tool_calls: [{ name: 'long', args: {} }], delay_ms: LONG_STEP_MS } },
     ],
   },
-}
+} satisfies Record<Agent, Omit<Script, 'lane'>>
+
+/** The scripts with which the model double starts. */
+export const MODEL_SCRIPTS: Script[] = Object.entries(SCRIPTS).map(([lane, script]) => ({ lane, ...script }))
 
 const ended = (status: string, succeeded: string, failed: readonly string[]) =>
   status === succeeded ? 'succeeded' : failed.includes(status) ? 'failed' : null
@@ -184,11 +188,6 @@ const idOfTurn = (body: any): string => body.generation_id ?? body.id
 export async function scriptLane(doubleUrl: string, lane: string, script: object): Promise<void> {
   const response = await fetch(`${doubleUrl}/control/lanes/${lane}`, { method: 'PUT', body: JSON.stringify(script) })
   if (!response.ok) throw new Error(`script of lane ${lane}: ${await response.text()}`)
-}
-
-/** Sets the scripts of all lanes. */
-export async function scriptModel(doubleUrl: string): Promise<void> {
-  for (const [lane, script] of Object.entries(SCRIPTS)) await scriptLane(doubleUrl, lane, script)
 }
 
 /** Lets the long turn take the rest of its steps without a pause. */

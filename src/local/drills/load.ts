@@ -1,6 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { codeOf, type Reply, request } from './api.ts'
 import type { Kind, Prepared } from './kinds.ts'
+import { waitUntilNone } from './wait.ts'
 
 /** Work that a caller counts on: the ID in the answer, and when the request was first sent and answered. */
 export type Acknowledged = { id: string; sentAt: number; answeredAt: number }
@@ -21,9 +22,15 @@ export type Load = {
   ledger: Ledger
   /** Failures of processes that got requests although no process was lost. */
   refusals: string[]
-  /** Waits until work of each kind has been acknowledged again, default once. */
+  /**
+   * Waits until work of each kind has been acknowledged again, default once.
+   * @throws StalledError, and the error of a caller
+   */
   progress(count?: number): Promise<void>
-  /** Starts no more work and waits for the answers to all requests. */
+  /**
+   * Starts no more work and waits for the answers to all requests.
+   * @throws the error of a caller
+   */
   end(): Promise<void>
 }
 
@@ -33,7 +40,6 @@ const PAUSE_MS = 300
 const REPEAT_MS = 100
 /** Time within which a request must have succeeded after the end of the load. */
 const ANSWER_MS = 120_000
-const PROGRESS_MS = 120_000
 
 /** The answer that a repeat gets while the first request runs. */
 const IN_PROGRESS = 'IDEMPOTENCY_IN_PROGRESS'
@@ -90,7 +96,7 @@ export function startLoad(kinds: readonly Kind[], prepared: Prepared, targets: (
     }
   })
   const failed = Promise.all(callers)
-  // Rejects where the load is ended.
+  // Rejects `progress` and `end`.
   failed.catch(() => {})
 
   return {
@@ -99,11 +105,15 @@ export function startLoad(kinds: readonly Kind[], prepared: Prepared, targets: (
     async progress(count = 1) {
       const repeated = kinds.filter(({ once }) => !once)
       const before = repeated.map(({ name }) => ledger[name].acknowledged.length)
-      const until = Date.now() + PROGRESS_MS
-      while (repeated.some(({ name }, index) => ledger[name].acknowledged.length < before[index] + count)) {
-        if (Date.now() > until) throw new Error(`no work was acknowledged within ${PROGRESS_MS / 1000} s`)
-        await sleep(REPEAT_MS)
+      const missing = async () => {
+        // Rejects if a caller has failed, and does not wait for the callers.
+        await Promise.race([failed, null])
+        return repeated.reduce(
+          (sum, { name }, index) => sum + Math.max(0, before[index] + count - ledger[name].acknowledged.length),
+          0,
+        )
       }
+      await waitUntilNone('acknowledgements', missing, { pauseMs: REPEAT_MS })
     },
     async end() {
       endsAt = Date.now()

@@ -9,8 +9,10 @@ export type Evidence = {
   ledger: Ledger
   observed: Observed
   refusals: readonly string[]
-  /** Whether all work ended before the limit. */
-  settled: boolean
+  /** What did not progress. */
+  stalls: readonly string[]
+  /** Processes that did not exit with 0 after SIGTERM. */
+  uncleanStops: readonly string[]
 }
 
 /** What breaks a promise, empty if it is held. */
@@ -38,7 +40,7 @@ export const PROMISES = {
       : []),
   ],
 
-  resumes: ({ settled }) => (settled ? [] : ['work is still open']),
+  resumes: ({ stalls }) => [...stalls],
 
   'usage-exact': evidence => {
     const { usageEvents, usageTotals, internals } = evidence.observed
@@ -87,7 +89,8 @@ export const PROMISES = {
   available: ({ refusals }) =>
     refusals.length > 0 ? [`${refusals.length} failed requests, such as ${refusals[0]}`] : [],
 
-  'stops-cleanly': ({ reports, kinds, ledger, observed }) => [
+  'stops-cleanly': ({ reports, kinds, ledger, observed, uncleanStops }) => [
+    ...uncleanStops,
     ...reports.flatMap(({ kind, repeated }) =>
       repeated > 0 && kinds.some(({ name, once }) => name === kind && !once)
         ? [`${kind}: ${repeated} repeated calls`]

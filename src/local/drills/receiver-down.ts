@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Drill } from './drill.ts'
+import { waitUntilNone } from './wait.ts'
 
 /**
  * The receiver of webhooks refuses deliveries, then does not answer them. Deliveries that have failed three times are sent
@@ -23,7 +24,7 @@ export const receiverDown: Drill = {
   async repair({ api, prepared, note }) {
     const { webhook_id } = prepared
     const queued = `/webhook-deliveries?webhook_id=${webhook_id}&status=queued&limit=1`
-    while ((await api('GET', queued)).total > 0) await sleep(500)
+    await waitUntilNone('queued deliveries', async () => (await api('GET', queued)).total)
     const { count } = await api('POST', '/webhook-deliveries/redeliver', { webhook_id, status: 'failed' })
     note(`${count} failed deliveries are sent again`)
   },

@@ -26,7 +26,7 @@ export type Observed = {
 export type KindReport = {
   kind: string
   acknowledged: number
-  /** Acknowledged work that is missing, failed, or lacks a call. */
+  /** Acknowledged work that is missing, failed, or lacks a call, and requests without an answer until the end. */
   lost: number
   /** Records, calls or events that no acknowledged request accounts for. */
   doubled: number
@@ -82,22 +82,23 @@ async function readInternals(deployment: Deployment, omitsUsageSums: boolean): P
   return { deadLetters: row.dead, undispatched: row.undispatched, wrongUsageDays: wrong }
 }
 
-/** Whether all acknowledged work has ended, and all deliveries. */
-export async function isSettled(
+/** The number of acknowledged work, deliveries and events that have not ended. */
+export async function countOpen(
   credential: Credential,
   kinds: readonly Kind[],
   prepared: Prepared,
   ledger: Ledger,
-): Promise<boolean> {
+): Promise<number> {
+  let open = 0
   for (const kind of kinds) {
     const { rows } = await readAll(credential, kind.list(prepared))
-    if (rows.length < ledger[kind.name].acknowledged.length || rows.some(row => kind.outcome(row) === null))
-      return false
+    open += Math.max(0, ledger[kind.name].acknowledged.length - rows.length)
+    open += rows.filter(row => kind.outcome(row) === null).length
   }
   const queued = `/webhook-deliveries?webhook_id=${prepared.webhook_id}&status=queued&limit=1`
-  if ((await must(credential, 'GET', queued)).total > 0) return false
+  open += (await must(credential, 'GET', queued)).total
   const events = await readAll(credential, `/events?event=${DELIVERED.event}`)
-  return events.rows.every(({ dispatched_at }) => dispatched_at !== null)
+  return open + events.rows.filter(({ dispatched_at }) => dispatched_at === null).length
 }
 
 /** Groups the keys of calls by the acknowledged ID that they contain; keys without one are in the group null. */

@@ -1,6 +1,6 @@
 import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { findServer, runClient, startCluster } from './cluster.ts'
+import { findServer, startCluster } from './cluster.ts'
 import { type Database, query } from './deployment.ts'
 import type { Drill, OwnScene } from './drill.ts'
 
@@ -27,12 +27,16 @@ export const restore: Drill = {
     note('all processes are killed')
     const bin = findServer(PROGRAMS)
     const file = path.join(deployment.files, 'backup')
-    await runClient(bin, 'pg_dump', ['--format=custom', `--file=${file}`, `--dbname=${deployment.databaseUrl}`])
+    await deployment.run(path.join(bin, 'pg_dump'), [
+      '--format=custom',
+      `--file=${file}`,
+      `--dbname=${deployment.databaseUrl}`,
+    ])
     note('the database is backed up')
     const url = new URL(deployment.databaseUrl)
     await query(url.href, `create database ${RESTORED} template template0`)
     url.pathname = `/${RESTORED}`
-    await runClient(bin, 'pg_restore', ['--exit-on-error', `--dbname=${url.href}`, file])
+    await deployment.run(path.join(bin, 'pg_restore'), ['--exit-on-error', `--dbname=${url.href}`, file])
     deployment.useDatabase(url.href)
     await deployment.command(['secrets', 'verify'])
     note('the backup is restored')

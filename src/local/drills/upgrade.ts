@@ -1,7 +1,5 @@
-import { execFile } from 'node:child_process'
 import fs from 'node:fs'
 import path from 'node:path'
-import { promisify } from 'node:util'
 import { CHECKOUT, type Deployment } from './deployment.ts'
 import { type Drill, NotPossibleError } from './drill.ts'
 
@@ -29,7 +27,7 @@ export const upgrade: Drill = {
   async startProcesses(deployment) {
     const directory = unpacked(deployment)
     fs.mkdirSync(directory)
-    await promisify(execFile)('tar', ['-xzf', PACKED, '-C', directory])
+    await deployment.run('tar', ['-xzf', PACKED, '-C', directory])
     // The release before runs with the packages of this one.
     fs.symlinkSync(path.join(CHECKOUT, 'node_modules'), path.join(directory, 'node_modules'))
     await deployment.command(['migrate'], directory)

@@ -66,14 +66,14 @@ function perfect() {
     messages: 2,
     internals: { deadLetters: 0, undispatched: 0, wrongUsageDays: 0 },
   }
-  return { ledger, observed, refusals: [] as string[], settled: true, idOf }
+  return { ledger, observed, refusals: [] as string[], stalls: [] as string[], uncleanStops: [] as string[], idOf }
 }
 
 type Made = ReturnType<typeof perfect>
 
-const judged = ({ ledger, observed, refusals, settled }: Made) => {
+const judged = ({ ledger, observed, ...made }: Made) => {
   const reports = KINDS.map(kind => balance(kind, ledger, observed))
-  const evidence: Evidence = { kinds: KINDS, reports, ledger, observed, refusals, settled }
+  const evidence: Evidence = { kinds: KINDS, reports, ledger, observed, ...made }
   return judge(NAMES, evidence).flatMap(({ name, broken_by }) => broken_by.map(each => `${name}: ${each}`))
 }
 
@@ -150,7 +150,12 @@ describe('promises of drills', () => {
       ({ observed }) => observed.messages++,
       ['nothing-doubled: messages: 3, expected 2'],
     ],
-    ['work that is open', made => (made.settled = false), ['resumes: work is still open']],
+    ['work that does not progress', ({ stalls }) => stalls.push('open work'), ['resumes: open work']],
+    [
+      'a process that fails when it stops',
+      ({ uncleanStops }) => uncleanStops.push('web exited with 1'),
+      ['stops-cleanly: web exited with 1'],
+    ],
     [
       'a missing usage event',
       ({ observed }) => (observed.usageEvents = listed(observed.usageEvents.rows.slice(0, -1))),
