@@ -5,10 +5,11 @@ import fs from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { promisify } from 'node:util'
+import { readLines, readyPort } from '#local/drills/lines.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { npmEnvironment } from '../support/npm.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
-import { readLines, readyPort, root } from '../support/processes.ts'
+import { root } from '../support/processes.ts'
 
 const run = promisify(execFile)
 

@@ -1,14 +1,15 @@
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { promisify } from 'node:util'
-import { PROFILE, serversHere, startOther } from '../support/other-postgres.ts'
+import { installedServers } from '#local/drills/cluster.ts'
+import { PROFILE, startOther } from '../support/other-postgres.ts'
 import { root } from '../support/processes.ts'
 
 const run = promisify(execFile)
 
 describe('other versions of PostgreSQL', function () {
   this.timeout(300_000)
-  const servers = serversHere()
+  const servers = installedServers()
 
   for (const bin of servers)
     it(`executes the migrations and the statements of every operation on the server of ${bin}`, async () => {

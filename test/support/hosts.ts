@@ -1,8 +1,9 @@
 import { type ChildProcess, spawn } from 'node:child_process'
 import type { Socket } from 'node:net'
+import { readLines, readyPort } from '#local/drills/lines.ts'
 import { testEnvironment } from './environment.ts'
 import type { CommandResult, HostMessage } from './host.ts'
-import { endWithThisProcess, inherited, LASTING_FLAGS, readLines, readyPort, root } from './processes.ts'
+import { endWithThisProcess, inherited, LASTING_FLAGS, root } from './processes.ts'
 
 type Host = {
   child: ChildProcess

@@ -1,12 +1,13 @@
-import { createHash, randomBytes, randomInt } from 'node:crypto'
+import { createHash, randomBytes } from 'node:crypto'
 import fs from 'node:fs'
 import { createRequire } from 'node:module'
-import net from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import pg from 'pg'
 import { type EmbeddedServer, startEmbedded, stopEmbedded } from '#local/postgres.ts'
 import { testEnvironment } from './environment.ts'
+
+export { findFreePort as quietPort } from '#local/postgres.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
 const SERVER_DIR = 'muster-test-'
@@ -53,20 +54,6 @@ export async function startServer({ flushes = false } = {}): Promise<EmbeddedSer
   const dir = path.join(home, `${SERVER_DIR}${process.pid}`)
   const started = await startEmbedded({ dir, ephemeral: true, flushes })
   return { ...started, pid: Number.parseInt(fs.readFileSync(path.join(dir, 'postmaster.pid'), 'utf8'), 10) }
-}
-
-/** A free port below those that systems give to outgoing connections, so that nothing takes it before it is used. */
-export async function quietPort(): Promise<number> {
-  for (;;) {
-    const port = randomInt(10_000, 32_768)
-    const server = net.createServer()
-    const free = await new Promise<boolean>(resolve => {
-      server.once('error', () => resolve(false)).listen(port, '127.0.0.1', () => resolve(true))
-    })
-    if (!free) continue
-    await new Promise(resolve => server.close(resolve))
-    return port
-  }
 }
 
 /** Creates a database, empty or a copy of database `from`; returns its url. */

@@ -2,6 +2,7 @@ import { type ChildProcess, spawn } from 'node:child_process'
 import { readFileSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
 import path from 'node:path'
+import { readLines, readyPort } from '#local/drills/lines.ts'
 import { testEnvironment } from './environment.ts'
 
 export const root = path.resolve(import.meta.dirname, '../..')
@@ -37,26 +38,6 @@ export function endWithThisProcess(child: ChildProcess): void {
   const end = () => child.kill('SIGKILL')
   process.once('exit', end)
   child.once('exit', () => process.off('exit', end))
-}
-
-/** Hands on what a process prints, line by line; returns what gives the line that has begun. */
-export function readLines(child: ChildProcess, onLine: (line: string) => void): () => string {
-  let rest = ''
-  const read = (chunk: Buffer) => {
-    rest += chunk
-    const lines = rest.split('\n')
-    rest = lines.pop() as string
-    for (const line of lines) onLine(line)
-  }
-  child.stdout?.on('data', read)
-  child.stderr?.on('data', read)
-  return () => rest
-}
-
-/** The port in the line with which a process reports that it is ready. */
-export function readyPort(line: string): number | null {
-  const found = /"(?:port|health_port)":(\d+)/.exec(line)
-  return found && line.includes('is ready') ? Number(found[1]) : null
 }
 
 /**
