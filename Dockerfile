@@ -6,8 +6,8 @@ WORKDIR /app
 COPY package.json package-lock.json .npmrc ./
 COPY client/package.json ./client/
 COPY console/package.json ./console/
-# Production packages alone, without what only debuggers and compilers read: Node runs no TypeScript below node_modules.
-RUN npm ci --omit=dev --ignore-scripts && find node_modules -type f -name '*.map' -delete && find node_modules -type f -name '*.*ts' -regex '.*\.[cm]?ts' -delete
+# Production packages alone, without what only debuggers, compilers and require() read: Node runs no TypeScript below node_modules.
+RUN npm ci --omit=dev --ignore-scripts && find node_modules -type f -name '*.map' -delete && find node_modules -type f -name '*.*ts' -regex '.*\.[cm]?ts' -delete && rm -r node_modules/gpt-tokenizer/cjs node_modules/gpt-tokenizer/data
 
 FROM node:24.21.0-bookworm-slim@sha256:0e0ff40c39bc087845bfb27465a0df4ea419520094bc35842ff83dd8cbe6f9b6 AS build
 WORKDIR /app

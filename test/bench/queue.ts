@@ -49,6 +49,8 @@ export async function run(total = 10_000): Promise<Row[]> {
   const log = silentLog()
   const notifier = openNotifier({ databaseUrl, log })
   const queues = await openQueues({ databaseUrl, connections: 6, notifier, log })
+  // Read by takeovers.
+  await queues.db.executeSql('create table worker_heartbeats (instance_id text primary key, holder text)', [])
   const listen = await openNotifications({ databaseUrl, log })
   const bench = { queues, listen, services: { queues, log, config: loadConfig(testEnvironment(databaseUrl)) } }
   try {
