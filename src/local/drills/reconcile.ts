@@ -118,7 +118,7 @@ function groupKeys(calls: readonly Call[], path: string, ids: readonly string[],
 }
 
 /** IDs consist of a prefix and 26 characters. */
-const idIn = (key: string): string | null => /[a-z_]+_[0-9a-z]{26}/.exec(key)?.[0] ?? null
+const idIn = (key: string): string | null => key.split(/[^0-9a-z_]/).find(part => /_[0-9a-z]{26}$/.test(part)) ?? null
 
 /** Compares the acknowledged work of a kind with its records and calls. */
 export function balance(kind: Kind, ledger: Ledger, observed: Observed): KindReport {
