@@ -35,6 +35,8 @@ const OTHERS: Record<string, string> = {
   worker_heartbeats: 'processes, not work',
   generation_work: 'turns that a web process executes: test/execution/local-turns.test.ts',
   open_streams: 'streams of a process, under its advisory lock',
+  generation_interruptions: 'records of attempts that have ended',
+  node_interruptions: 'records of attempts that have ended',
 }
 
 /** An acknowledged piece of work: its row, and the state in which it must end. */
