@@ -42,6 +42,8 @@ export type Drill = {
   /** Promises in addition to the promises of every drill. */
   promises?: readonly PromiseName[]
   kinds?: readonly Kind[]
+  /** Pause of the caller of each kind of work. */
+  pauseMs?: number
   /** Whether the stored sums of usage are left out, of which only totals are checked then. */
   omitsUsageSums?: boolean
   /** Whether it breaks nothing but its own doubles, so that it may run against a deployment that others use. */
@@ -133,7 +135,7 @@ async function perform(drill: Drill, options: DrillOptions, cleanup: Cleanup): P
   const prepared = await prepareProject(admin, { receiver, doubleUrl: double.url }, staging !== undefined, cleanup)
   const kinds = drill.kinds ?? KINDS
   const targets = () => (staging ? [staging.url] : (own?.deployment.running.web.map(each => each.url) ?? []))
-  const load = startLoad(kinds, prepared, targets)
+  const load = startLoad(kinds, prepared, targets, drill.pauseMs)
   const credential = {
     token: prepared.key,
     get url() {

@@ -49,7 +49,12 @@ const IN_PROGRESS = 'IDEMPOTENCY_IN_PROGRESS'
  * repeated with its Idempotency-Key, until it succeeds.
  * @param targets URLs of the processes that get requests, like the members of a balancer
  */
-export function startLoad(kinds: readonly Kind[], prepared: Prepared, targets: () => string[]): Load {
+export function startLoad(
+  kinds: readonly Kind[],
+  prepared: Prepared,
+  targets: () => string[],
+  pauseMs = PAUSE_MS,
+): Load {
   const ledger: Ledger = Object.fromEntries(
     kinds.map(({ name }) => [name, { acknowledged: [], errors: {}, unanswered: 0 }]),
   )
@@ -92,7 +97,7 @@ export function startLoad(kinds: readonly Kind[], prepared: Prepared, targets: (
         if (!(error instanceof UnansweredError)) throw error
       }
       if (kind.once) return
-      await sleep(PAUSE_MS)
+      await sleep(pauseMs)
     }
   })
   const failed = Promise.all(callers)

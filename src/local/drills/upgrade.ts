@@ -18,6 +18,8 @@ export const upgrade: Drill = {
   name: 'upgrade',
   summary: `upgrades from ${PREVIOUS} to this release process by process, and back`,
   seconds: 60,
+  // With a denser load a request may be the victim of a deadlock with the locks of a migration, and is answered 503.
+  pauseMs: 1500,
   promises: ['available', 'stops-cleanly'],
   env: { SHUTDOWN_GRACE_MS: GRACE_MS, ORCHESTRATION_SHUTDOWN_GRACE_MS: GRACE_MS },
   requires() {
