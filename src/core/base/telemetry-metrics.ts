@@ -66,14 +66,15 @@ function dataOf(
   return { ...common, dataPointType: POINTS.gauge, dataPoints: points }
 }
 
-const timeOf = (ms: number): Time => [Math.floor(ms / 1000), Math.floor((ms % 1000) * 1e6)]
+/** Returns milliseconds as the exporters take times. */
+export const hrTime = (ms: number): Time => [Math.floor(ms / 1000), Math.floor((ms % 1000) * 1e6)]
 
 /** Start of the process, from which counters count. */
-const startTime = timeOf(performance.timeOrigin)
+const startTime = hrTime(performance.timeOrigin)
 
 /** Reads all metrics of the process that have values. */
 async function readMetrics() {
-  const times = { startTime, endTime: timeOf(systemClock.now().getTime()) }
+  const times = { startTime, endTime: hrTime(systemClock.now().getTime()) }
   const metrics = await registry.getMetricsAsJSON()
   return metrics.map(metric => dataOf(metric, times)).filter(({ dataPoints }) => dataPoints.length > 0)
 }

@@ -11,7 +11,7 @@ import { telemetryDropped } from './metrics.ts'
 import { projectLabels } from './project-labels.ts'
 import { uniqueBytes } from './random-block.ts'
 import { release } from './release.ts'
-import { MetricsExport } from './telemetry-metrics.ts'
+import { hrTime, MetricsExport } from './telemetry-metrics.ts'
 import { ATTRIBUTE, MUSTER } from './telemetry-names.ts'
 
 /**
@@ -293,8 +293,6 @@ export class Span {
 type ReadableSpan = Parameters<OTLPTraceExporter['export']>[0][number]
 
 type Scope = Pick<ReadableSpan, 'resource' | 'instrumentationScope'>
-
-const hrTime = (ms: number): [number, number] => [Math.floor(ms / 1000), Math.floor((ms % 1000) * 1e6)]
 
 const isRecent = ({ at, linked }: StoredContext): boolean =>
   !linked && systemClock.now().getTime() - new Date(at).getTime() < MAX_PARENT_AGE_MS

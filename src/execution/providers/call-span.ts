@@ -1,6 +1,7 @@
 import { hostAttributes, type Span, type SpanStart } from '#core/base/telemetry.ts'
 import { ATTRIBUTE, OPERATION, providerName } from '#core/base/telemetry-names.ts'
 import type { CallProgress } from './call-progress.ts'
+import { inputTokens } from './metrics.ts'
 import type { ProviderRow } from './model.ts'
 import type { ModelAnswer, ModelRequest, ModelUsage } from './model-messages.ts'
 
@@ -44,11 +45,11 @@ export function noteModelCall(span: Span, outcome: Outcome, { firstPieceMs, resp
   })
 }
 
-/** Attributes of the tokens of a call, in which the conventions include cached ones. */
+/** Attributes of the tokens of a call. */
 const usageAttributes = (usage: ModelUsage | null | undefined): NonNullable<SpanStart['attributes']> =>
   usage
     ? {
-        [ATTRIBUTE.inputTokens]: usage.input_tokens + usage.cached_tokens + usage.cache_write_tokens,
+        [ATTRIBUTE.inputTokens]: inputTokens(usage),
         [ATTRIBUTE.outputTokens]: usage.output_tokens,
         [ATTRIBUTE.reasoningTokens]: usage.reasoning_tokens,
         [ATTRIBUTE.cacheReadTokens]: usage.cached_tokens,

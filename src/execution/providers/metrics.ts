@@ -134,7 +134,7 @@ export function countModelCall(
 }
 
 /** Input tokens of the conventions, which include tokens of the cache. */
-function inputTokens({ input_tokens, cached_tokens, cache_write_tokens }: ModelUsage): number {
+export function inputTokens({ input_tokens, cached_tokens, cache_write_tokens }: ModelUsage): number {
   return input_tokens + cached_tokens + cache_write_tokens
 }
 
