@@ -13,6 +13,8 @@ declareSettings(settingDeclarations)
  */
 export const loadConfig = (env: Record<string, string | undefined> = process.env): Config => parseEnvironment(env)
 
+const schemaOf = (url: string) => parseDatabaseUrl(url).schema
+
 const parseUrl = (text: string) => text && parseDatabaseUrl(text)
 
 /** Settings with a special syntax, and their parsers. */
@@ -44,6 +46,8 @@ export function loadSettings(env: Record<string, string | undefined> = process.e
       problems.push({ variable, message: (error as Error).message })
     }
   }
+  if (config && problems.length === 0 && schemaOf(config.DATABASE_URL) !== schemaOf(config.DATABASE_LISTEN_URL))
+    problems.push({ variable: 'DATABASE_LISTEN_URL', message: 'must have the same schema as DATABASE_URL' })
   const [first, ...others] = problems
   if (first) throw new ConfigError(first.variable, first.message, others)
   return config as Config

@@ -41,7 +41,9 @@ export const readServerFacts = (db: Queryable): Promise<z.output<typeof ServerFa
 
 /** Lists the names of the existing queues. */
 export const listQueueNames = async (db: Queryable): Promise<readonly string[]> =>
-  (await tableExists(db, 'pgboss.queue')) ? db.anyFirst(nameRow`select name from pgboss.queue`) : []
+  (await db.oneFirst(existsRow`select to_regclass('pgboss.queue') is not null as exists`))
+    ? db.anyFirst(nameRow`select name from pgboss.queue`)
+    : []
 
 /** Counts the keys that browsers sent in the last seven days. */
 export const countBrowserKeys = (db: Queryable): Promise<number> =>

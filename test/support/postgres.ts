@@ -15,6 +15,15 @@ const MEMORY = '/dev/shm'
 const MEMORY_BYTES = 6 * 1024 ** 3
 const OBJECT_IN_USE = '55006'
 
+/** Schema of the databases of tests; empty for `public`. */
+const TEST_SCHEMA = process.env.TEST_SCHEMA ?? ''
+
+function inTestSchema(databaseUrl: string): string {
+  const url = new URL(databaseUrl)
+  if (TEST_SCHEMA) url.searchParams.set('schema', TEST_SCHEMA)
+  return url.href
+}
+
 let server: Promise<string> | undefined
 
 /**
@@ -88,7 +97,7 @@ export async function cloneTemplate(
 ): Promise<{ url: string; drop(): Promise<void> }> {
   const name = databaseName()
   const templates = await migratedTemplates()
-  const url = await createDatabase(name, options.admin ? templates.admin : templates.empty)
+  const url = inTestSchema(await createDatabase(name, options.admin ? templates.admin : templates.empty))
   return { url, drop: () => dropDatabase(name) }
 }
 
@@ -107,7 +116,7 @@ async function migratedTemplates(): Promise<{ empty: string; admin: string }> {
     .all()
     .map(({ name, policy, retry }) => JSON.stringify([name, policy, retry]))
     .sort()
-  const empty = `muster_template_${templateHash(declared)}`
+  const empty = `muster_template_${TEST_SCHEMA}${templateHash(declared)}`
   const admin = `${empty}_admin`
   await administer(async client => {
     // Test processes start together: one builds, the others wait here. The lock ends with the connection.
@@ -118,7 +127,7 @@ async function migratedTemplates(): Promise<{ empty: string; admin: string }> {
       const building = `${name}_building`
       await client.query(`drop database if exists "${building}" with (force)`)
       await client.query(`create database "${building}" template "${from}"`)
-      await fill(await databaseUrl(building))
+      await fill(inTestSchema(await databaseUrl(building)))
       await client.query(`alter database "${building}" rename to "${name}"`)
       // A database with connections cannot be copied.
       await client.query(`alter database "${name}" with allow_connections false`)

@@ -1,9 +1,10 @@
-import { randomUUID } from 'node:crypto'
+import { randomBytes, randomUUID } from 'node:crypto'
 import pg from 'pg'
 import { type Config, ConfigError } from '../base/config.ts'
 import { processSingleton } from '../base/process-singleton.ts'
 import type { Services } from '../base/services.ts'
 import { sqlStateOf } from './database-errors.ts'
+import { parseDatabaseUrl } from './database-url.ts'
 import { DatabaseClient } from './pg-client.ts'
 import { sessionSettings } from './pool.ts'
 
@@ -43,7 +44,7 @@ export async function requireConnections(config: Pick<Config, 'DATABASE_URL' | '
   }
   try {
     const first = await connect(sessionSettings(config.DATABASE_URL))
-    await requireSettings(first)
+    await requireSettings(first, parseDatabaseUrl(config.DATABASE_URL).schema)
     const second = await connect(sessionSettings(config.DATABASE_URL))
     if (!(await arePreparedStatementsKept(first, second))) throw new ConfigError('DATABASE_URL', PREPARED)
     const listener = await connect({ connectionString: config.DATABASE_LISTEN_URL })
@@ -64,20 +65,24 @@ export function poolerProblem(error: unknown): ConfigError | null {
   return hasNoSession ? new ConfigError('DATABASE_URL', NO_SESSION) : null
 }
 
+type RequiredSetting = { value: string; accepts: (value: string) => boolean }
+
 /** Settings of a session that a pooler may drop, with the value to set for the role and whether a value will do. */
-const SETTINGS: Record<string, { value: string; accepts: (value: string) => boolean }> = {
+const SETTINGS: Record<string, RequiredSetting> = {
   timezone: { value: 'UTC', accepts: value => ['UTC', 'Etc/UTC'].includes(value) },
   statement_timeout: { value: '60s', accepts: value => value !== '0' },
   idle_in_transaction_session_timeout: { value: '60s', accepts: value => value !== '0' },
 }
 
-/** @throws ConfigError if the session lacks a setting */
-async function requireSettings(client: DatabaseClient): Promise<void> {
-  const names = Object.keys(SETTINGS)
+/** @throws ConfigError if the session lacks a setting, or is not in the schema of the cell */
+async function requireSettings(client: DatabaseClient, schema: string | null): Promise<void> {
+  const required: Record<string, RequiredSetting> = { ...SETTINGS }
+  if (schema !== null) required.search_path = { value: schema, accepts: value => value === schema }
+  const names = Object.keys(required)
   const { rows } = await client.query(`select ${names.map(name => `current_setting('${name}') as ${name}`).join(', ')}`)
-  const dropped = names.filter(name => !SETTINGS[name].accepts(rows[0][name]))
+  const dropped = names.filter(name => !required[name].accepts(rows[0][name]))
   if (dropped.length === 0) return
-  const fixes = dropped.map(name => `alter role ${client.user} set ${name} to '${SETTINGS[name].value}'`)
+  const fixes = dropped.map(name => `alter role ${client.user} set ${name} to '${required[name].value}'`)
   throw new ConfigError(
     'DATABASE_URL',
     `the pooler drops ${dropped.join(', ')}: ${fixes.join('; ')}; then RECONNECT in the console of the pooler, whose open connections keep the previous settings`,
@@ -118,7 +123,7 @@ const TRUST_MS = 15_000
 
 /** Resolves once this process has received a notification that it sent to itself. */
 export const notificationCheck = processSingleton(({ notifications, notifier }: Services) => {
-  const channel = `muster_self_${randomUUID()}`
+  const channel = `muster_self_${randomBytes(8).toString('hex')}`
   let notifiedAt = Number.NEGATIVE_INFINITY
   const waiters: (() => void)[] = []
   const { ready } = notifications.listen(channel, () => {

@@ -2,6 +2,9 @@
  * URLs of PostgreSQL as libpq reads them: several hosts are tried in order, each with its own port, and
  * `target_session_attrs` selects the server among them. pg supports neither. A host that begins with a slash is the directory of
  * a Unix socket, which never uses TLS.
+ *
+ * The parameter `schema` names the schema of a cell, so that several cells can be in one database. Without it the tables are in
+ * the first schema of the search path, `public` by default, and the queues in `pgboss`.
  */
 
 const TARGETS = ['any', 'read-write', 'read-only', 'primary', 'standby', 'prefer-standby'] as const
@@ -13,6 +16,8 @@ export type DatabaseUrl = {
   /** The URL with each of its hosts, in order. */
   urls: readonly [string, ...string[]]
   target: SessionTarget
+  /** Schema of all tables of the cell, its queues included; null without the parameter. */
+  schema: string | null
 }
 
 const PARTS = /^(postgres(?:ql)?:\/\/)((?:[^/?#]*@)?)([^/?#]*)(.*)$/s
@@ -28,6 +33,9 @@ export function socketPath(directory: string, port: number | string): string | n
   return Buffer.byteLength(path) <= SOCKET_PATH_BYTES ? path : null
 }
 
+/** With the longest channel, such a name has 61 of the 63 bytes of an identifier. Unquoted in statements, so lower case only. */
+const SCHEMA = /^(?!pg|public$|information_schema$)[a-z_][a-z0-9_]{0,29}$/
+
 const listOf = (text: string | null): string[] | null => (text ? text.split(',') : null)
 
 const TLS_PARAMETERS = ['ssl', 'sslcert', 'sslkey', 'sslrootcert', 'sslnegotiation']
@@ -42,7 +50,7 @@ function serverOf({ hostname, port, searchParams }: URL): { host: string; port: 
 
 /**
  * Parses the URL of a database. Hosts may also be in the parameters `host` and `port`.
- * @throws Error if it is not a URL, has another number of ports than hosts, or an unknown target
+ * @throws Error if it is not a URL, has another number of ports than hosts, an unknown target, or an unusable schema
  */
 export function parseDatabaseUrl(text: string): DatabaseUrl {
   const [, scheme, user, authority, rest] = PARTS.exec(text) ?? []
@@ -57,6 +65,11 @@ export function parseDatabaseUrl(text: string): DatabaseUrl {
   const { searchParams } = urls[0]
   const target = (searchParams.get('target_session_attrs') ?? 'any') as SessionTarget
   if (!TARGETS.includes(target)) throw new Error(`target_session_attrs must be one of ${TARGETS.join(', ')}`)
+  const schema = searchParams.get('schema')
+  if (schema !== null && !SCHEMA.test(schema))
+    throw new Error(
+      'schema must have 1 to 30 lower case letters, digits and _, begin with a letter or _ and not with pg, and not be public',
+    )
   const hosts = listOf(searchParams.get('host'))
   const ports = listOf(searchParams.get('port'))
   const count = hosts?.length ?? urls.length
@@ -65,6 +78,7 @@ export function parseDatabaseUrl(text: string): DatabaseUrl {
   const each = Array.from({ length: count }, (_, index) => {
     const url = new URL(urls[hosts ? 0 : index])
     url.searchParams.delete('target_session_attrs')
+    url.searchParams.delete('schema')
     if (hosts) url.searchParams.set('host', hosts[index])
     if (ports) url.searchParams.set('port', ports[ports.length === 1 ? 0 : index])
     const { host, port } = serverOf(url)
@@ -77,7 +91,8 @@ export function parseDatabaseUrl(text: string): DatabaseUrl {
     }
     return url.href
   })
-  return { urls: each as [string, ...string[]], target }
+  const urlsInSchema = each.map(url => (schema ? withParameters(url, { options: `-c search_path=${schema}` }) : url))
+  return { urls: urlsInSchema as [string, ...string[]], target, schema }
 }
 
 /** Returns a URL with changed parameters; `options` are added to those that it has. */
@@ -91,14 +106,20 @@ export function withParameters(databaseUrl: string, parameters: Record<string, s
   return `${start < 0 ? databaseUrl : databaseUrl.slice(0, start)}?${query}`
 }
 
-/** Returns hosts and database of a URL, without credentials, for people. */
+/** Returns hosts and database of a URL, without credentials, for people; with the schema, if it has one. */
 export function addressOf(databaseUrl: string): string {
-  const { urls } = parseDatabaseUrl(databaseUrl)
-  return `${urls.map(hostOf).join(',')}${new URL(urls[0]).pathname}`
+  const { urls, schema } = parseDatabaseUrl(databaseUrl)
+  return `${urls.map(hostOf).join(',')}${new URL(urls[0]).pathname}${schema ? `?schema=${schema}` : ''}`
 }
 
 /** Returns the host of a URL with one host, or the directory of its socket, with its port. */
 export function hostOf(url: string): string {
   const { host, port } = serverOf(new URL(url))
   return port ? `${host}:${port}` : host
+}
+
+/** Returns what precedes the names of notification channels in the cell of a URL: the schemas of a database share its channels. */
+export function channelPrefix(databaseUrl: string): string {
+  const { schema } = parseDatabaseUrl(databaseUrl)
+  return schema ? `${schema}.` : ''
 }

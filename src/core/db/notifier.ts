@@ -1,6 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Logger } from '../base/log.ts'
 import { databaseErrorKind } from './database-errors.ts'
+import { channelPrefix } from './database-url.ts'
 import { DatabaseClient } from './pg-client.ts'
 import { retryPause } from './retry.ts'
 import { withoutTenant } from './tenant-context.ts'
@@ -52,6 +53,7 @@ const STATEMENT = {
  */
 export function openNotifier(options: { databaseUrl: string; applicationName?: string; log: Logger }): Notifier {
   const { databaseUrl, applicationName = 'muster-notify', log } = options
+  const prefix = channelPrefix(databaseUrl)
   const pending = new Map<string, Notification>()
   const closing = new AbortController()
   let client: DatabaseClient | undefined
@@ -103,7 +105,7 @@ export function openNotifier(options: { databaseUrl: string; applicationName?: s
       const target = client ?? (await connect())
       await target.query({
         ...STATEMENT,
-        values: [notifications.map(({ channel }) => channel), notifications.map(({ payload }) => payload)],
+        values: [notifications.map(({ channel }) => prefix + channel), notifications.map(({ payload }) => payload)],
       })
     } finally {
       clearTimeout(timeout)

@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto'
 import pg from 'pg'
 import type { Logger } from 'pino'
 import { settledWithin } from '../base/event-loop.ts'
-import { withParameters } from './database-url.ts'
+import { channelPrefix, withParameters } from './database-url.ts'
 import { DatabaseClient, KEEPALIVE_OPTIONS } from './pg-client.ts'
 
 declare module '../base/services.ts' {
@@ -74,6 +74,7 @@ export async function openNotifications(options: NotificationOptions): Promise<N
 class ListeningConnection implements Notifications {
   readonly #options: NotificationOptions
   readonly #databaseUrl: string
+  readonly #prefix: string
   readonly #heartbeatMs: number
   readonly #heartbeatTimeoutMs: number
   readonly #idleMs: number
@@ -89,6 +90,7 @@ class ListeningConnection implements Notifications {
 
   constructor(options: NotificationOptions) {
     this.#options = options
+    this.#prefix = channelPrefix(options.databaseUrl)
     this.#heartbeatMs = options.heartbeatMs ?? 10_000
     this.#heartbeatTimeoutMs = options.heartbeatTimeoutMs ?? 5000
     // Without it, each of several short waits would send two statements.
@@ -97,11 +99,8 @@ class ListeningConnection implements Notifications {
     this.#databaseUrl = withParameters(options.databaseUrl, { options: KEEPALIVE_OPTIONS })
   }
 
-  listen(
-    channel: string,
-    handler: Subscription['handler'],
-    callbacks: Omit<Subscription, 'handler'> = {},
-  ): Unsubscribe {
+  listen(name: string, handler: Subscription['handler'], callbacks: Omit<Subscription, 'handler'> = {}): Unsubscribe {
+    const channel = this.#prefix + name
     const subscription: Subscription = { handler, ...callbacks }
     const entry = this.#channels.get(channel) ?? {
       subscriptions: new Set<Subscription>(),

@@ -36,6 +36,9 @@ export const pendingStatements = (): ReadonlySet<PendingStatement> => pending
 /** Returns the connections of this process that are open or being opened. */
 export const openClients = (): ReadonlySet<DatabaseClient> => open
 
+/** Schema of the queues in statements. */
+export const QUEUE_SCHEMA = 'pgboss'
+
 /** Limits of the sessions of pools, in milliseconds. */
 export const SESSION_TIMEOUTS = { statement_timeout: 60_000, idle_in_transaction_session_timeout: 60_000 }
 
@@ -93,6 +96,7 @@ const triesNext = (error: unknown): boolean => [null, CANNOT_CONNECT_NOW].includ
  * - Registers connections and pending statements with their start, for detecting an unresponsive server and dead
  *   connections (server-watchdog.ts) and for cancelling the statements of abandoned requests (below).
  * - Tries the hosts of its URL in order (database-url.ts).
+ * - Executes statements in the schema of its URL: names in the schema `pgboss`, which a cell has in its own, are rewritten.
  * - Marks errors of connections and statements (database-errors.ts): a reset database socket has the same error code as
  *   a reset socket of a tool.
  */
@@ -204,7 +208,9 @@ export class DatabaseClient extends pg.Client {
     if (!meets[target]) throw new Error(`session is not ${target}`)
   }
 
-  override query(config: any, values?: any, callback?: Callback): any {
+  override query(statement: any, values?: any, callback?: Callback): any {
+    const { schema } = this.#databaseUrl
+    const config = schema === null ? statement : inSchema(schema, statement)
     // pg-boss passes callbacks, and its pool may call this in the context of another statement.
     if (callback) {
       const entry = this.#begin(config.limitMs ?? this.#limitMs, undefined)
@@ -241,6 +247,14 @@ export class DatabaseClient extends pg.Client {
     if (entry.cancelling) void entry.cancelling.then(() => settle(error, result))
     else settle(error, result)
   }
+}
+
+/** Returns a statement whose names in the schema of the queues are in `schema`. */
+function inSchema(schema: string, statement: unknown): unknown {
+  const rewrite = (text: string) => text.replaceAll(`${QUEUE_SCHEMA}.`, `${schema}.`)
+  if (typeof statement === 'string') return rewrite(statement)
+  const { text } = statement as { text?: unknown }
+  return typeof text === 'string' ? { ...(statement as object), text: rewrite(text) } : statement
 }
 
 const ABANDONED_PERIOD_MS = 250

@@ -31,9 +31,14 @@ const HEADER = /^-- breaking: (true|false)(, transaction: none)?$/
  * Returns the statements of a migration. A breaking one is recorded, and running processes are notified at its commit. One
  * without a transaction runs each statement on its own, as `create index concurrently` requires, and columns of several tables
  * that are busy together; a statement ends with a semicolon at the end of a line.
+ * @param prefix precedes the channel of the notification
  * @throws Error if its first line is none of the three
  */
-export function migrationStatements(name: string, text: string): { statements: string[]; isTransactional: boolean } {
+export function migrationStatements(
+  name: string,
+  text: string,
+  prefix = '',
+): { statements: string[]; isTransactional: boolean } {
   const [header, breaking, online] = HEADER.exec(text.slice(0, text.indexOf('\n'))) ?? []
   if (!header || (breaking === 'true' && online))
     throw new Error(
@@ -42,7 +47,7 @@ export function migrationStatements(name: string, text: string): { statements: s
   if (online) return { statements: onlineStatements(text), isTransactional: false }
   const recorded = [
     `insert into breaking_migrations (name, release) values ('${name}', '${release}')`,
-    `select pg_notify('${CHANNEL}', '${name}')`,
+    `select pg_notify('${prefix}${CHANNEL}', '${name}')`,
   ]
   return { statements: [text, ...(breaking === 'true' ? recorded : [])], isTransactional: true }
 }

@@ -3,6 +3,7 @@ import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { MigrationBuilder } from 'node-pg-migrate'
 import { sqlStateOf } from '../db/database-errors.ts'
+import { channelPrefix, parseDatabaseUrl } from '../db/database-url.ts'
 import { DatabaseClient } from '../db/pg-client.ts'
 import { MIGRATIONS, migrationNames, migrationStatements, requireCurrentRelease } from './breaking-migrations.ts'
 import { createQueuesInDatabase } from './queue.ts'
@@ -24,7 +25,7 @@ const BOUNDED = [`set lock_timeout = ${LOCK_WAIT_MS}`, 'reset statement_timeout'
 export const MIGRATION_LOCK = 7_310_542_201
 
 /**
- * Runs the pending migrations of sql/ and creates or updates the queues of the loaded modules. Concurrent calls wait
+ * Runs the pending migrations of sql/, in the schema of the URL, and creates or updates the queues of the loaded modules. Concurrent calls wait
  * for each other.
  * @param options.directory files of the migrations, default sql/
  * @param options.lockTimeoutMs longest wait for another process that migrates, and for locks of tables, default 10 minutes
@@ -44,6 +45,7 @@ export async function migrate(
   } = {},
 ): Promise<string[]> {
   const { directory = MIGRATIONS, lockTimeoutMs = 600_000 } = options
+  const { schema } = parseDatabaseUrl(databaseUrl)
   // Imported lazily: most processes do not migrate.
   const { runner } = await import('node-pg-migrate')
   const client = new DatabaseClient({ connectionString: databaseUrl, application_name: 'muster migrate' })
@@ -61,9 +63,10 @@ export async function migrate(
       runner({
         dbClient: client,
         dir: directory,
-        migrationLoaderStrategies: [{ extensions: ['.sql'], loader: loadMigrations }],
+        migrationLoaderStrategies: [{ extensions: ['.sql'], loader: migrationLoader(channelPrefix(databaseUrl)) }],
         direction: 'up',
         migrationsTable: 'migrations',
+        ...(schema !== null && { schema, createSchema: true }),
         checkOrder: true,
         noLock: true,
         // Each migration is committed on its own, so that it holds few locks and is not repeated because of a later one. But a
@@ -123,12 +126,12 @@ async function untilLocked<T>(client: DatabaseClient, timeoutMs: number, run: ()
   }
 }
 
-/** Reads files of migrations for the runner. */
-const loadMigrations = (files: string[]) =>
+/** Returns the reader of files of migrations for the runner. */
+const migrationLoader = (prefix: string) => (files: string[]) =>
   Promise.all(
     files.map(async file => {
       const text = await readFile(file, 'utf8')
-      const { statements, isTransactional } = migrationStatements(path.basename(file, '.sql'), text)
+      const { statements, isTransactional } = migrationStatements(path.basename(file, '.sql'), text, prefix)
       const up = (builder: MigrationBuilder) => {
         if (!isTransactional) builder.noTransaction()
         // Building an index waits for older transactions, without delaying other work.

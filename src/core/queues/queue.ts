@@ -5,9 +5,9 @@ import type { z } from 'zod'
 import { systemClock } from '../base/clock.ts'
 import { declarations } from '../base/declarations.ts'
 import { formatVersionOf, withFormatVersion } from '../base/format-versions.ts'
-import { withParameters } from '../db/database-url.ts'
+import { parseDatabaseUrl, withParameters } from '../db/database-url.ts'
 import type { Notification, Notifier } from '../db/notifier.ts'
-import { DatabaseClient, KEEPALIVE_OPTIONS, SESSION_TIMEOUTS } from '../db/pg-client.ts'
+import { DatabaseClient, KEEPALIVE_OPTIONS, QUEUE_SCHEMA, SESSION_TIMEOUTS } from '../db/pg-client.ts'
 import type { SqlExecutor } from '../db/pool.ts'
 import { currentTriggerChain } from '../db/trigger-chain.ts'
 import { createAccounts, LOSSES, withoutLosses } from './suspects.ts'
@@ -20,7 +20,7 @@ declare module '../base/services.ts' {
 
 /**
  * Declaration of queues and sending of messages; handler.ts declares the handlers. pg-boss stores, retries,
- * dead-letters and deletes messages, in the schema `pgboss`.
+ * dead-letters and deletes messages, in the schema `pgboss`; in a cell with a schema of its own, in that.
  */
 
 /**
@@ -206,7 +206,9 @@ export type Queues = {
   close(): Promise<void>
 }
 
-const schema = 'pgboss'
+const schema = QUEUE_SCHEMA
+
+const schemaOf = (databaseUrl: string): string => parseDatabaseUrl(databaseUrl).schema ?? schema
 
 /** Bound of a statement of pg-boss's maintenance. */
 const MAINTENANCE_MS = 600_000
@@ -408,7 +410,7 @@ function startBoss(
     // Options of pg's pool, which pg-boss passes on; its type lacks them.
     ...{ Client: DatabaseClient, ...SESSION_TIMEOUTS },
     application_name: applicationName,
-    schema,
+    schema: schemaOf(databaseUrl),
     migrate: false,
     createSchema: false,
     schedule: false,
@@ -549,7 +551,7 @@ export async function createQueuesInDatabase(
     ...{ Client: DatabaseClient },
     application_name: 'muster-migrate',
     max: 2,
-    schema,
+    schema: schemaOf(databaseUrl),
     supervise: false,
     schedule: false,
   })

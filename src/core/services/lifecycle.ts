@@ -2,6 +2,7 @@ import { type Clock, systemClock } from '../base/clock.ts'
 import type { Config } from '../base/config.ts'
 import type { Logger } from '../base/log.ts'
 import type { ProcessState, Services } from '../base/services.ts'
+import { channelPrefix } from '../db/database-url.ts'
 import { openNotifier } from '../db/notifier.ts'
 import { openNotifications } from '../db/notify.ts'
 import { cancelAbandonedStatements } from '../db/pg-client.ts'
@@ -88,6 +89,7 @@ export async function openServices(
     queues,
     notifier,
     eventMaxBytes: config.EVENT_DATA_MAX_BYTES,
+    channelPrefix: channelPrefix(config.DATABASE_LISTEN_URL),
     onError: error => log.error({ err: error }, 'after-commit action failed'),
   })
   const state: ProcessState = new Map()

@@ -298,8 +298,15 @@ async function writeOutbox(db: Queryable, rows: OutboxRows, sends: SendCte[]): P
 
 type Collector = ReturnType<typeof createCollector>
 
+type OutboxOptions = {
+  /** Largest data of an event, in bytes of JSON. */
+  eventMaxBytes: number
+  /** Precedes the channels of notifications; default none. */
+  channelPrefix?: string
+}
+
 /** Returns an empty outbox with the writes that it collects. */
-function createCollector(eventMaxBytes: number) {
+function createCollector({ eventMaxBytes, channelPrefix = '' }: OutboxOptions) {
   const rows: OutboxRows = { events: [], entries: [], invalidations: [], parts: [] }
   const notifications: Notification[] = []
   const messages: QueueMessage[] = []
@@ -316,7 +323,7 @@ function createCollector(eventMaxBytes: number) {
       notifications.push({ channel, payload })
     },
     invalidate(channel, key) {
-      rows.invalidations.push({ channel, payload: key })
+      rows.invalidations.push({ channel: channelPrefix + channel, payload: key })
     },
     audit(entry) {
       rows.entries.push(entry)
@@ -337,15 +344,15 @@ const transactionOf = (
   connection: Transaction,
   collector: Collector,
   runOutside: Tx['runOutside'],
-  eventMaxBytes: number,
+  options: OutboxOptions,
 ): Tx =>
   // The connection's methods are on its prototype, which a spread would omit.
   Object.assign(Object.create(connection) as Queryable, collector.outbox, {
     runOutside,
     async nested<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
-      const inner = createCollector(eventMaxBytes)
+      const inner = createCollector(options)
       const value = await connection.transaction(savepoint =>
-        work(transactionOf(savepoint, inner, (_key, outside) => outside(), eventMaxBytes)),
+        work(transactionOf(savepoint, inner, (_key, outside) => outside(), options)),
       )
       collector.rows.events.push(...inner.rows.events)
       collector.rows.entries.push(...inner.rows.entries)
@@ -359,14 +366,15 @@ const transactionOf = (
   })
 
 /** Creates the writer of a process. */
-export function createWriter(options: {
-  pool: Pool
-  queues: Pick<Queues, 'insert' | 'sendCtes'>
-  notifier: Pick<Notifier, 'notify'>
-  eventMaxBytes: number
-  onError: (error: unknown) => void
-}): Writer {
-  const { pool, queues, notifier, eventMaxBytes, onError } = options
+export function createWriter(
+  options: OutboxOptions & {
+    pool: Pool
+    queues: Pick<Queues, 'insert' | 'sendCtes'>
+    notifier: Pick<Notifier, 'notify'>
+    onError: (error: unknown) => void
+  },
+): Writer {
+  const { pool, queues, notifier, onError } = options
 
   const onCommitted = ({ notifications, after }: Pick<Collector, 'notifications' | 'after'>) => {
     notifier.notify(...notifications)
@@ -411,11 +419,11 @@ export function createWriter(options: {
     }
     let last: Collector | undefined
     const value = await inTransaction(pool, async connection => {
-      const collector = createCollector(eventMaxBytes)
+      const collector = createCollector(options)
       const { rows, notifications, messages } = collector
       // A repeated run, after a serialization failure, replaces the collector of the previous one.
       last = collector
-      const tx = transactionOf(connection, collector, runOutside, eventMaxBytes)
+      const tx = transactionOf(connection, collector, runOutside, options)
       const result = await work(tx)
       const sends = messages.length > 0 ? await queues.sendCtes(messages) : []
       const writeLast = () => writeOutbox(connection, rows, sends ?? [])
@@ -430,7 +438,7 @@ export function createWriter(options: {
   async function tryWriteOne<Row>(
     work: (outbox: Outbox) => StatementWrite | Promise<StatementWrite>,
   ): Promise<Row & { held: boolean }> {
-    const collector = createCollector(eventMaxBytes)
+    const collector = createCollector(options)
     const { rows, notifications, messages, outbox } = collector
     const { ctes, guard, columns } = await work(outbox)
     const sends = messages.length > 0 ? await queues.sendCtes(messages) : []

@@ -31,8 +31,10 @@ const indexRow = sql.type(z.object({ indisvalid: z.boolean() }))
 const nameRow = sql.type(z.object({ relname: z.string() }))
 const existsRow = sql.type(z.object({ '?column?': z.int() }))
 
+/** Version of the extension, null if the database lacks it or its types are not in the search path. */
 const findVersion = (db: Queryable): Promise<string | null> =>
-  db.maybeOneFirst(versionRow`select extversion from pg_extension where extname = 'vector'`)
+  db.maybeOneFirst(versionRow`
+    select extversion from pg_extension where extname = 'vector' and to_regtype('vector') is not null`)
 
 /**
  * Checks at startup that the database has the extension if KNOWLEDGE_VECTOR_INDEX requires it.
