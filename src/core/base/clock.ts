@@ -7,7 +7,10 @@ let correctionMs = 0
  * The time of the operating system, corrected to the time of the database where the two differ by seconds: rows of this
  * process would otherwise lie in the future of others.
  */
-export const systemClock: Clock = { now: () => new Date(Date.now() + correctionMs) }
+export const systemClock: Clock = { now: () => new Date(systemTime()) }
+
+/** The time of the system clock in milliseconds, without a Date for the many that are only compared. */
+export const systemTime = (): number => Date.now() + correctionMs
 
 /** Returns the time of the system clock in `ms` milliseconds. */
 export const timeIn = (ms: number): Date => new Date(systemClock.now().getTime() + ms)

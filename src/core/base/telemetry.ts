@@ -1,7 +1,7 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import type { OTLPTraceExporter } from '@opentelemetry/exporter-trace-otlp-http'
 import type { Resource } from '@opentelemetry/resources'
-import { systemClock } from './clock.ts'
+import { systemTime } from './clock.ts'
 import { type Config, ConfigError } from './config.ts'
 import { AppError, AttemptEndedError } from './errors.ts'
 import { settledWithin } from './event-loop.ts'
@@ -52,7 +52,7 @@ export type SpanStart = {
   requests?: boolean
 }
 
-type SpanId = { traceId: string; spanId: string; sampled: boolean }
+type SpanId = { readonly traceId: string; readonly spanId: string; readonly sampled: boolean }
 
 /** Age from which a stored context is linked. */
 const MAX_PARENT_AGE_MS = 3_600_000
@@ -74,6 +74,12 @@ const MAX_KEPT_PER_SECOND = 5
 
 /** Characters of a name or value, which vendors and tenants may choose. */
 const MAX_CHARACTERS = 256
+
+/** Layers of attributes of a span before they are merged: the span of a long request is noted by each call in it. */
+const MAX_LAYERS = 32
+
+/** Values of the last 13 digits of a trace ID, which decide whether it is sampled. They are exact in a number. */
+const SAMPLED_RANGE = 16 ** 13
 
 /** Time in which drops are logged at most once. */
 const DROP_LOG_MS = 60_000
@@ -129,7 +135,7 @@ export function hostAttributes(text: string | null): Attributes {
 async function runIn<T>(span: Span | null, work: (span: Span | null) => Promise<T>): Promise<T> {
   if (span === null) return work(null)
   try {
-    return await active.run(span, () => work(span))
+    return await active.run(span, work, span)
   } catch (error) {
     if (!(error instanceof AttemptEndedError)) span.fail(error instanceof AppError ? error.code : 'INTERNAL_ERROR')
     throw error
@@ -139,75 +145,140 @@ async function runIn<T>(span: Span | null, work: (span: Span | null) => Promise<
 }
 
 function parseContext(text: string | null | undefined): SpanId | null {
-  const [, traceId, spanId, flags] = TRACEPARENT.exec(text ?? '') ?? []
-  return traceId ? { traceId, spanId, sampled: (Number.parseInt(flags, 16) & 1) === 1 } : null
+  if (!text || !TRACEPARENT.test(text)) return null
+  const flags = Number.parseInt(text.slice(53), 16)
+  return { traceId: text.slice(3, 35), spanId: text.slice(36, 52), sampled: (flags & 1) === 1 }
 }
 
-/** Spans of one process for one unit of work. */
-type Unit = {
-  root: Span
-  sampled: boolean
-  fate: 'open' | 'kept' | 'dropped'
-  held: Span[]
-  /** Time of the clock at which performance.now() was 0. */
-  zero: number
+/** Spans of one process for one unit of work, in one trace. */
+class Unit {
+  readonly tracer: Tracer
+  readonly root: Span
+  readonly sampled: boolean
+  #fate: 'open' | 'kept' | 'dropped' = 'open'
+  #held: Span[] = []
+  readonly #zero = systemTime() - performance.now()
+  readonly #bits: number
+  #traceId: string | null
+
+  /** `above`: what the unit is part of; `origin`: what decides whether it is sampled. */
+  constructor(tracer: Tracer, root: Span, above: SpanId | null, origin: SpanId | null) {
+    this.tracer = tracer
+    this.root = root
+    this.#traceId = above?.traceId ?? null
+    this.#bits = this.#traceId
+      ? Number.parseInt(this.#traceId.slice(-13), 16)
+      : Math.floor(Math.random() * SAMPLED_RANGE)
+    this.sampled = tracer.samples(this.#bits, origin?.sampled ?? null)
+  }
+
+  get traceId(): string {
+    this.#traceId ??= uniqueBytes(10).toString('hex').slice(0, 19) + this.#bits.toString(16).padStart(13, '0')
+    return this.#traceId
+  }
+
+  get fate(): 'open' | 'kept' | 'dropped' {
+    return this.#fate
+  }
+
+  /** Spans that wait for the end of the unit. */
+  get heldCount(): number {
+    return this.#held.length
+  }
+
+  hold(span: Span): void {
+    this.#held.push(span)
+  }
+
+  /** Decides about the spans of the unit, and returns those that wait. */
+  settle(fate: 'kept' | 'dropped'): Span[] {
+    this.#fate = fate
+    const held = this.#held
+    this.#held = []
+    return held
+  }
+
+  now(): number {
+    return this.#zero + performance.now()
+  }
 }
 
-/** An operation in a trace, until it ends. */
+/** Attributes that replace those below them. They are merged when a span is exported, which most are not. */
+type Layer = { readonly values: Attributes; readonly below: Layer | null; readonly depth: number }
+
+function layered(attributes: Attributes | undefined, below: Layer | null): Layer | null {
+  if (attributes === undefined) return below
+  const values = isShort(attributes) ? attributes : present(attributes)
+  const depth = below === null ? 1 : below.depth + 1
+  return depth > MAX_LAYERS
+    ? { values: Object.assign(merged(below), values), below: null, depth: 1 }
+    : { values, below, depth }
+}
+
+const merged = (layer: Layer | null): Record<string, Value> =>
+  layer === null ? {} : Object.assign(merged(layer.below), present(layer.values))
+
+/**
+ * An operation in a trace, until it ends. Most spans are not exported: IDs are made when they are read, and attributes are
+ * not copied, so callers do not change them.
+ */
 export class Span {
-  readonly kind: number
-  readonly traceId: string
-  readonly spanId = uniqueBytes(8).toString('hex')
   readonly parent: SpanId | null
-  readonly attributes: Record<string, Value> = {}
-  readonly shared: Record<string, Value>
-  readonly links: SpanId[] = []
-  readonly events: { name: string; at: number; attributes: Record<string, Value> }[] = []
   readonly startedAt: number
   /** Whether requests to other hosts below it have spans. */
   readonly hasRequests: boolean
+  readonly #kind: number
   readonly #unit: Unit
-  readonly #tracer: Tracer
+  readonly #links: SpanId[] | null
   #name: string
+  #spanId: string | null = null
+  #shared: Layer | null
+  #attributes: Layer | null
+  #events: { name: string; at: number; attributes: Record<string, Value> }[] | null = null
   #endedAt = 0
   #isFailed = false
 
-  constructor(tracer: Tracer, start: SpanStart) {
-    const { name, kind = 'internal', from, incoming, unit = false } = start
-    const above = active.getStore()
-    const stored = parseContext(from?.context)
-    const sent = parseContext(incoming?.context)
-    const given = incoming?.trusted ? sent : from && isRecent(from) ? stored : null
-    const parent = given ?? (from || incoming ? null : (above?.id ?? null))
-    for (const link of [stored, sent]) if (link && link !== parent) this.links.push(link)
-    this.#name = short(name)
-    this.kind = KINDS[kind]
+  constructor(
+    tracer: Tracer,
+    { name, kind = 'internal', attributes, shared, from, incoming, unit, requests }: SpanStart,
+  ) {
+    const above = active.getStore() ?? null
+    const stored = from ? parseContext(from.context) : null
+    const sent = incoming ? parseContext(incoming.context) : null
+    const given = incoming?.trusted ? sent : from && stored && isRecent(from) ? stored : null
+    const parent = given ?? (from || incoming ? null : above)
+    const over = parent !== null && (parent === above || parent.traceId === above?.traceId) ? above : null
     this.parent = parent
-    this.traceId = parent?.traceId ?? uniqueBytes(16).toString('hex')
-    this.#tracer = tracer
-    this.#unit =
-      above && above.traceId === this.traceId && !unit
-        ? above.#unit
-        : {
-            root: this,
-            sampled: tracer.samples(this.traceId, (parent ?? stored)?.sampled ?? null),
-            fate: 'open',
-            held: [],
-            zero: systemClock.now().getTime() - performance.now(),
-          }
-    this.startedAt = this.#now()
-    this.hasRequests = start.requests === true
-    this.shared = { ...(parent && above?.traceId === this.traceId && above.shared), ...present(start.shared) }
-    Object.assign(this.attributes, this.shared, present(start.attributes))
+    this.#links = stored || sent ? ([stored, sent].filter(link => link !== null && link !== parent) as SpanId[]) : null
+    this.#name = short(name)
+    this.#kind = KINDS[kind]
+    this.#unit = over && !unit ? over.#unit : new Unit(tracer, this, parent, parent ?? stored)
+    this.startedAt = this.#unit.now()
+    this.hasRequests = requests === true
+    this.#shared = layered(shared, over === null ? null : over.#shared)
+    this.#attributes = layered(attributes, this.#shared)
   }
 
-  get id(): SpanId {
-    return { traceId: this.traceId, spanId: this.spanId, sampled: this.#unit.sampled }
+  get traceId(): string {
+    return this.#unit.traceId
+  }
+
+  get spanId(): string {
+    this.#spanId ??= uniqueBytes(8).toString('hex')
+    return this.#spanId
+  }
+
+  get sampled(): boolean {
+    return this.#unit.sampled
   }
 
   /** The span as the header `traceparent`. */
   get context(): string {
-    return `00-${this.traceId}-${this.spanId}-${this.#unit.sampled ? '01' : '00'}`
+    return `00-${this.traceId}-${this.spanId}-${this.sampled ? '01' : '00'}`
+  }
+
+  get attributes(): Readonly<Record<string, Value>> {
+    return merged(this.#attributes)
   }
 
   rename(name: string): void {
@@ -215,72 +286,63 @@ export class Span {
   }
 
   set(attributes: Attributes): void {
-    Object.assign(this.attributes, present(attributes))
+    this.#attributes = layered(attributes, this.#attributes)
   }
 
   /** Sets attributes of the span and of spans that start below it from now on. */
   share(attributes: Attributes): void {
-    const given = present(attributes)
-    Object.assign(this.shared, given)
-    Object.assign(this.attributes, given)
+    this.#shared = layered(attributes, this.#shared)
+    this.set(attributes)
   }
 
   addEvent(name: string, attributes: Attributes): void {
-    this.events.push({ name, at: this.#now(), attributes: present(attributes) })
+    this.#events ??= []
+    this.#events.push({ name, at: this.#unit.now(), attributes: present(attributes) })
   }
 
   /** Marks the span as failed, with a catalogued code. */
   fail(code: string): void {
     this.#isFailed = true
-    this.attributes[ATTRIBUTE.error] = code
+    this.set({ [ATTRIBUTE.error]: code })
   }
 
   /** Ends the span. Its unit is exported if the trace is sampled or the unit is kept. */
   end(): void {
     if (this.#endedAt !== 0) return
-    this.#endedAt = this.#now()
     const unit = this.#unit
+    this.#endedAt = unit.now()
     // Before its own export: a full buffer must not lose the root of a unit that is kept.
-    if (unit.root === this) this.#tracer.decide(unit, this.#isFailed || this.#isLong)
-    if (unit.sampled || unit.fate === 'kept') this.#tracer.export(this)
-    else if (unit.fate === 'open') this.#tracer.hold(this, unit)
+    if (unit.root === this) unit.tracer.decide(unit, this.#isFailed || this.#isLong)
+    if (unit.sampled || unit.fate === 'kept') unit.tracer.export(this)
+    else if (unit.fate === 'open') unit.tracer.hold(this, unit)
   }
 
   /** Ends the span of a unit that is exported only if its trace is sampled. */
   endUnkept(): void {
-    if (!this.#unit.sampled) this.#tracer.decide(this.#unit, false)
+    const unit = this.#unit
+    if (!unit.sampled) unit.tracer.decide(unit, false)
     this.end()
   }
 
   get #isLong(): boolean {
-    return this.kind !== KINDS.server && this.#endedAt - this.startedAt > LONG_MS
+    return this.#kind !== KINDS.server && this.#endedAt - this.startedAt > LONG_MS
   }
 
-  #now(): number {
-    return this.#unit.zero + performance.now()
-  }
-
-  /** The span as the exporter takes it. */
+  /** The span as the exporter takes it, without references to other spans. */
   readable(scope: Scope): ReadableSpan {
-    const { kind, parent, attributes } = this
-    const contextOf = ({ traceId, spanId }: Pick<SpanId, 'traceId' | 'spanId'>, isRemote = true) => ({
-      traceId,
-      spanId,
-      traceFlags: 1,
-      isRemote,
-    })
+    const context = contextOf(this, false)
     return {
       name: this.#name,
-      kind,
-      spanContext: () => contextOf(this, false),
-      ...(parent && { parentSpanContext: contextOf(parent) }),
+      kind: this.#kind,
+      spanContext: () => context,
+      ...(this.parent && { parentSpanContext: contextOf(this.parent) }),
       startTime: hrTime(this.startedAt),
       endTime: hrTime(this.#endedAt),
       duration: hrTime(this.#endedAt - this.startedAt),
       status: { code: this.#isFailed ? 2 : 0 },
-      attributes,
-      links: this.links.map(link => ({ context: contextOf(link) })),
-      events: this.events.map(event => ({ ...event, time: hrTime(event.at) })),
+      attributes: this.attributes,
+      links: (this.#links ?? []).map(link => ({ context: contextOf(link) })),
+      events: (this.#events ?? []).map(event => ({ ...event, time: hrTime(event.at) })),
       ended: true,
       droppedAttributesCount: 0,
       droppedEventsCount: 0,
@@ -290,12 +352,14 @@ export class Span {
   }
 }
 
+const contextOf = ({ traceId, spanId }: SpanId, isRemote = true) => ({ traceId, spanId, traceFlags: 1, isRemote })
+
 type ReadableSpan = Parameters<OTLPTraceExporter['export']>[0][number]
 
 type Scope = Pick<ReadableSpan, 'resource' | 'instrumentationScope'>
 
 const isRecent = ({ at, linked }: StoredContext): boolean =>
-  !linked && systemClock.now().getTime() - new Date(at).getTime() < MAX_PARENT_AGE_MS
+  !linked && systemTime() - Date.parse(at) < MAX_PARENT_AGE_MS
 
 function present(attributes: Attributes | undefined): Record<string, Value> {
   const given: Record<string, Value> = {}
@@ -307,9 +371,19 @@ function present(attributes: Attributes | undefined): Record<string, Value> {
   return given
 }
 
+/** Whether no text must be cut. */
+function isShort(attributes: Attributes): boolean {
+  for (const name in attributes) {
+    const value = attributes[name]
+    if (typeof value === 'string' ? isLong(value) : Array.isArray(value) && value.some(isLong)) return false
+  }
+  return true
+}
+
+const isLong = (text: string): boolean => text.length > MAX_CHARACTERS
+
 /** Cuts a text. A copy, because a slice keeps its whole text in memory. */
-const short = (text: string): string =>
-  text.length <= MAX_CHARACTERS ? text : Buffer.from(text.slice(0, MAX_CHARACTERS)).toString()
+const short = (text: string): string => (isLong(text) ? Buffer.from(text.slice(0, MAX_CHARACTERS)).toString() : text)
 
 /** Whether new traces are sampled, and whether the decision of a parent holds. */
 type Sampler = { ratio: number; followsParent: boolean }
@@ -325,7 +399,7 @@ type TracerOptions = {
 /** Samples units of work and exports their spans in the background. */
 class Tracer {
   readonly #options: TracerOptions
-  #queue: Span[] = []
+  #queue: ReadableSpan[] = []
   #heldCount = 0
   #keptSecond = 0
   /** Units that were kept in this second, by project. */
@@ -355,19 +429,18 @@ class Tracer {
     return this.#droppedCount
   }
 
-  samples(traceId: string, parent: boolean | null): boolean {
+  /** Whether a trace is sampled, by bits of its ID, or by the decision about its parent. */
+  samples(bits: number, origin: boolean | null): boolean {
     const { ratio, followsParent } = this.#options.sampler
-    if (parent !== null && followsParent) return parent
-    // 52 of the random bits, which are exact in a number.
-    return Number.parseInt(traceId.slice(-13), 16) < ratio * 2 ** 52
+    return origin !== null && followsParent ? origin : bits < ratio * SAMPLED_RANGE
   }
 
   /** Keeps a span until its unit ends. */
   hold(span: Span, unit: Unit): void {
-    if (this.#heldCount >= MAX_HELD_SPANS || unit.held.length >= MAX_HELD_OF_UNIT) this.#drop('buffer', 1)
+    if (this.#heldCount >= MAX_HELD_SPANS || unit.heldCount >= MAX_HELD_OF_UNIT) this.#drop('buffer', 1)
     else {
       this.#heldCount++
-      unit.held.push(span)
+      unit.hold(span)
     }
   }
 
@@ -375,15 +448,13 @@ class Tracer {
   decide(unit: Unit, keeps: boolean): void {
     if (unit.fate !== 'open') return
     const isKept = keeps && (unit.sampled || this.#mayKeep(unit))
-    unit.fate = isKept ? 'kept' : 'dropped'
-    const { held } = unit
-    unit.held = []
+    const held = unit.settle(isKept ? 'kept' : 'dropped')
     this.#heldCount -= held.length
     if (isKept) for (const span of held) this.export(span)
   }
 
   /** Whether the project of an unsampled unit has not used its share of this second. */
-  #mayKeep({ root, held }: Unit): boolean {
+  #mayKeep({ root, heldCount }: Unit): boolean {
     const second = Math.floor(performance.now() / 1000)
     if (second !== this.#keptSecond) this.#kept.clear()
     this.#keptSecond = second
@@ -391,14 +462,20 @@ class Tracer {
     const count = this.#kept.get(project) ?? 0
     this.#kept.set(project, count + 1)
     if (count < MAX_KEPT_PER_SECOND) return true
-    this.#drop('limit', held.length + 1)
+    this.#drop('limit', heldCount + 1)
     return false
   }
 
   export(span: Span): void {
-    const { queued, batch, delayMs } = this.#options.limits
-    if (this.#queue.length >= queued) this.#drop('queue', 1)
-    else this.#queue.push(span)
+    const { limits, scope } = this.#options
+    if (this.#queue.length >= limits.queued) this.#drop('queue', 1)
+    else this.#queue.push(span.readable(scope))
+    this.#continue()
+  }
+
+  /** Starts a batch if it is full, and its timer otherwise. */
+  #continue(): void {
+    const { batch, delayMs } = this.#options.limits
     if (this.#exporting) return
     if (this.#queue.length >= batch) this.#exportBatches()
     else this.#timer ??= this.#detached(() => setTimeout(() => this.#exportBatches(), delayMs).unref())
@@ -424,22 +501,17 @@ class Tracer {
     this.#exporting = this.#detached(() => this.#exportBatch(this.#queue.splice(0, this.#options.limits.batch))).then(
       () => {
         this.#exporting = null
-        const next = this.#queue.pop()
-        // Starts the timer or the next batch.
-        if (next) this.export(next)
+        if (this.#queue.length > 0) this.#continue()
       },
     )
   }
 
-  async #exportBatch(spans: Span[]): Promise<void> {
-    const { exporter, scope, limits } = this.#options
+  async #exportBatch(spans: ReadableSpan[]): Promise<void> {
+    const { exporter, limits } = this.#options
     const exported = await settledWithin(
       limits.timeoutMs + 1000,
       new Promise<boolean>(resolve => {
-        exporter.export(
-          spans.map(span => span.readable(scope)),
-          ({ code }) => resolve(code === 0),
-        )
+        exporter.export(spans, ({ code }) => resolve(code === 0))
       }).catch(() => false),
     )
     if (!exported) this.#drop('export', spans.length)
