@@ -5,6 +5,8 @@ declare module 'autocannon' {
       url: string
       connections?: number
       duration?: number
+      /** Number of requests, in place of a duration. */
+      amount?: number
       method?: string
       headers?: Record<string, string>
       body?: string
@@ -16,6 +18,9 @@ declare module 'autocannon' {
       statusCodeStats: Record<string, { count: number }>
     }
   }
-  function autocannon(options: autocannon.Options): Promise<autocannon.Result>
+  type Running = Promise<autocannon.Result> & {
+    on(event: 'response', heard: (client: object, status: number, bytes: number, ms: number) => void): void
+  }
+  function autocannon(options: autocannon.Options): Running
   export default autocannon
 }

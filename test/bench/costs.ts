@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
 import { startCountingProxy } from './counting-proxy.ts'
-import { amount } from './fast.ts'
+import { amount, progress } from './fast.ts'
 import { percentile, postmaster, processorTime, rounded, walBytes } from './measure.ts'
 import type { Row } from './rows.ts'
 import { start } from './start.ts'
@@ -171,9 +171,13 @@ const total = ({ processor }: Costs): number => Object.values(processor).reduce(
  * processor time of another: times of one caller and of many, processor time in each process, round trips, statements, WAL, and rows.
  */
 export async function costRows(what: string, ours: Program, others: Record<string, Program>): Promise<Row[]> {
+  progress(`cost of a ${what}`)
   const costs = await costsOf(ours)
   const beside: [string, Costs][] = []
-  for (const [name, program] of Object.entries(others)) beside.push([name, await costsOf(program)])
+  for (const [name, program] of Object.entries(others)) {
+    progress(`cost of a ${what}: ${name}`)
+    beside.push([name, await costsOf(program)])
+  }
   const row = (
     measured: string,
     unit: string,

@@ -1,4 +1,4 @@
-import { readFileSync } from 'node:fs'
+import { readdirSync, readFileSync } from 'node:fs'
 import type pg from 'pg'
 
 /** What work costs besides time: read before and after it. Processor times are in milliseconds. */
@@ -20,6 +20,26 @@ export function processorTime(pid: number, { children = false } = {}): number {
   if (!children) return own
   const below = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').trim()
   return below.split(' ').reduce((sum, child) => sum + processorTime(Number(child)), own)
+}
+
+/**
+ * The same in nanosecond steps, of threads and child processes that run: for differences between short rounds of programs
+ * that do not end between them.
+ */
+export function exactTime(pid: number, { children = false } = {}): number {
+  try {
+    const threads = readdirSync(`/proc/${pid}/task`)
+    const own = threads.reduce((sum, thread) => {
+      const [ns] = readFileSync(`/proc/${pid}/task/${thread}/schedstat`, 'utf8').split(' ')
+      return sum + Number(ns) / 1e6
+    }, 0)
+    if (!children) return own
+    const below = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').trim()
+    return below.split(' ').reduce((sum, child) => sum + exactTime(Number(child)), own)
+  } catch {
+    // A thread or child that has ended meanwhile.
+    return 0
+  }
 }
 
 /** The process that the others of a PostgreSQL server on this machine are below; `db` is a superuser's connection. */
@@ -48,5 +68,12 @@ export const percentile = (times: readonly number[], share: number): number =>
   [...times].sort((a, b) => a - b)[Math.floor(times.length * share)]
 
 export const median = (values: readonly number[]): number => percentile(values, 0.5)
+
+/** Bounds between which the median of what the values are samples of lies in 95 % of cases, by the test of signs. */
+export function medianInterval(values: readonly number[]): [low: number, high: number] {
+  const sorted = [...values].sort((a, b) => a - b)
+  const skipped = Math.max(0, Math.floor(sorted.length / 2 - 0.98 * Math.sqrt(sorted.length)))
+  return [sorted[skipped], sorted[sorted.length - 1 - skipped]]
+}
 
 export const rounded = (value: number, digits = 1): number => Number(value.toFixed(digits))

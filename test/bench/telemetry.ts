@@ -9,11 +9,12 @@ import { startCollectorProcess } from './collector.ts'
 import { amount } from './fast.ts'
 import { median, percentile, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
+import { turnRows } from './telemetry-turns.ts'
 
 /**
  * Processor time of a span: units such as a turn with a model call and a tool call, in a loop with telemetry off, unsampled
  * and sampled, in turns. A sampled span includes its export, to a collector in another process. The time of the same loop
- * with telemetry off is subtracted. Usage: npm run bench telemetry [-- --fast]
+ * with telemetry off is subtracted. Then turns of deployments, without telemetry and with it. Usage: npm run bench telemetry [-- --fast]
  */
 const SPANS_OF_UNIT = 3
 /** Units of a round: of sampled ones as many as fit in the queue of the exporter. */
@@ -128,13 +129,15 @@ export async function run(): Promise<Row[]> {
     collector.close()
   }
   const cost = (mode: Mode) => percentile(taken[mode], QUIET)
-  return (['unsampled', 'sampled'] as const).map(mode => ({
+  const costs = { unsampled: cost('unsampled') - cost('off'), sampled: cost('sampled') - cost('off') }
+  const spans = (['unsampled', 'sampled'] as const).map(mode => ({
     what: `processor time of ${mode === 'unsampled' ? 'an unsampled' : 'a sampled'} span`,
-    value: rounded(cost(mode) - cost('off'), 2),
+    value: rounded(costs[mode], 2),
     unit: 'us',
     target: mode === 'unsampled' ? '<= 1' : '<= 14',
     note: `median ${rounded(median(taken[mode]) - median(taken.off), 2)} us; the loop alone ${rounded(cost('off'), 2)} us`,
   }))
+  return [...spans, ...(await turnRows(costs))]
 }
 
 if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href) {

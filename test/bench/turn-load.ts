@@ -28,6 +28,25 @@ export async function alone(target: Target, count: number, query = '?wait=true')
   return taken
 }
 
+/** Milliseconds of each of `count` waited turns of many concurrent callers. */
+export async function counted(target: Target, count: number): Promise<number[]> {
+  const taken: number[] = []
+  const load = autocannon({
+    url: `${target.url}${target.path}?wait=true`,
+    method: 'POST',
+    headers: headersOf(target),
+    body: JSON.stringify(target.body),
+    connections: CALLERS,
+    amount: count,
+  })
+  load.on('response', (_client, status, _bytes, ms) => {
+    if (status === 200) taken.push(ms)
+  })
+  await load
+  if (taken.length !== count) throw new Error(`${count - taken.length} of ${count} turns were not answered with 200`)
+  return taken
+}
+
 /** Waited turns of many concurrent callers. */
 export async function together(target: Target, seconds: number, query = '?wait=true'): Promise<autocannon.Result> {
   const result = await autocannon({

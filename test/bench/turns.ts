@@ -7,6 +7,7 @@ import { client } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { createDatabase } from '../support/postgres.ts'
 import { costRows, dbosProgram, floorProgram, postTo } from './costs.ts'
+import { amount, progress } from './fast.ts'
 import { countStatements, memory, start } from './http.ts'
 import { percentile, postmaster, processorTime, rounded, tableBytes, walBytes } from './measure.ts'
 import type { Row } from './rows.ts'
@@ -14,17 +15,18 @@ import { alone, CALLERS, post, type Target, together } from './turn-load.ts'
 
 /**
  * Waited and streamed turns with web and worker in two processes and a double that answers immediately, next to Express with
- * two writes and one request to the double. Usage: node test/bench/turns.ts [seconds, default 8]
+ * two writes and one request to the double. Usage: node test/bench/turns.ts [seconds, default 8, with --fast 2]
  */
-const WARM_UP = 200
-const TURNS = 300
-const STREAMS = 60
+const WARM_UP = amount(200, 50)
+const TURNS = amount(300, 60)
+const STREAMS = amount(60, 20)
 
 /** Settings of telemetry in this environment, to compare its cost. */
 const telemetry = (): Record<string, string> =>
   Object.fromEntries(Object.entries(process.env).filter(([name]) => name.startsWith('OTEL_'))) as Record<string, string>
 
-export async function run(seconds = 8): Promise<Row[]> {
+export async function run(seconds = amount(8, 2)): Promise<Row[]> {
+  progress('statements of a turn and a message')
   const rows = await statements()
   const app = await startAgentApp({ workers: [] })
   const double = await startDouble({})
@@ -69,13 +71,16 @@ export async function run(seconds = 8): Promise<Row[]> {
   }
   try {
     rows.push(...rowsOfCosts)
+    progress('turns and requests of the floor')
     for (const target of [agent, least]) await alone(target, WARM_UP)
 
     const pids = { PostgreSQL: await postmaster(db), worker: worker.child.pid as number, web: web.child.pid as number }
     const budgets = { PostgreSQL: 3, worker: 3.5, web: 2 }
     rows.push(...(await compared('waited turn', agent, { least, db, pids, budgets, seconds })))
+    progress('turns that web executes')
     rows.push(...(await executedByWeb(env, agent, { least, db, pids, seconds })))
 
+    progress('WAL of turns and messages')
     rows.push(...(await written(db, app, agent)))
     rows.push({ what: 'memory of web under turns', value: await memory(web.child), unit: 'MiB', target: '<= 190' })
     rows.push({
