@@ -38,6 +38,12 @@ describe('traces in bad conditions', function () {
     assert.equal(reply.status, 202, JSON.stringify(reply.body))
     return reply.body.generation_id as string
   }
+  /** Spans that a process has not exported, by the reason. */
+  const dropped = async (process: TestProcess, reason: string) => {
+    const metrics: string = (await client(process.url, null).get('//metrics')).body
+    const line = new RegExp(`^muster_telemetry_dropped_total\\{reason="${reason}"\\} (\\d+)$`, 'm')
+    return Number(line.exec(metrics)?.[1] ?? 0)
+  }
   const ended = (id: string) =>
     eventually(
       async () => {
@@ -163,8 +169,7 @@ describe('traces in bad conditions', function () {
     const ids = await Promise.all(Array.from({ length: 60 }, () => generate(web, bad, prompt)))
     for (const id of ids) assert.equal((await ended(id)).status, 'failed')
     const seconds = (performance.now() - started) / 1000
-    const metrics: string = (await client(worker.url, null).get('//metrics')).body
-    const limited = Number(/^muster_telemetry_dropped_total\{reason="limit"\} (\d+)$/m.exec(metrics)?.[1] ?? 0)
+    const limited = await dropped(worker, 'limit')
     await stop([web, worker])
     const exported = app.collector.named('invoke_agent bad').length
     assert.ok(exported <= 5 * (Math.ceil(seconds) + 1), `${exported} in ${seconds} s`)
@@ -174,11 +179,6 @@ describe('traces in bad conditions', function () {
 
   it('a collector that does not answer delays no request: spans beyond the queue are dropped, counted and logged once', async () => {
     app.collector.hangs = true
-    const dropped = async (web: TestProcess, reason: string) => {
-      const metrics: string = (await client(web.url, null).get('//metrics')).body
-      const line = new RegExp(`^muster_telemetry_dropped_total\\{reason="${reason}"\\} (\\d+)$`, 'm')
-      return Number(line.exec(metrics)?.[1] ?? 0)
-    }
     const full = await app.start('web', {
       OTEL_BSP_MAX_QUEUE_SIZE: '20',
       OTEL_BSP_MAX_EXPORT_BATCH_SIZE: '10',
@@ -195,6 +195,41 @@ describe('traces in bad conditions', function () {
     await eventually(async () => (await dropped(failing, 'export')) > 0, { what: 'the span of a failed export' })
     assert.ok((await app.at(failing, app.admin).get('/system/status')).body.telemetry.dropped > 0)
     await failing.kill('SIGTERM')
+  })
+
+  it('turns complete while a collector never answers; a process keeps a full queue and one batch, and drops the others', async () => {
+    app.collector.hangs = true
+    const before = app.collector.bodies.length
+    const limits = { queued: 8, batch: 4 }
+    const web = await app.start('web')
+    const worker = await app.start('worker', {
+      OTEL_BSP_MAX_QUEUE_SIZE: String(limits.queued),
+      OTEL_BSP_MAX_EXPORT_BATCH_SIZE: String(limits.batch),
+      OTEL_BSP_EXPORT_TIMEOUT: '600000',
+    })
+    const agent = await app.agent({ name: 'unseen' })
+    const ids = await Promise.all(Array.from({ length: 40 }, () => generate(web, agent, scriptOf({ text: 'fine' }))))
+    for (const id of ids) assert.equal((await ended(id)).status, 'completed')
+    // Turn and model call. A span ends after its turn.
+    const least = 2 * ids.length - limits.queued - limits.batch
+    await eventually(async () => (await dropped(worker, 'queue')) >= least, { what: 'the dropped spans' })
+    const batches = app.collector.bodies.slice(before).filter(body => /"resourceSpans".*"muster-worker"/.test(body))
+    assert.equal(batches.length, 1)
+    assert.ok(batches[0].split('"startTimeUnixNano"').length - 1 <= limits.batch)
+    await stop([web, worker])
+  })
+
+  it('turns complete while a collector refuses connections, and each of their spans is dropped', async () => {
+    // The port of no service.
+    const refused = { OTEL_EXPORTER_OTLP_ENDPOINT: 'http://127.0.0.1:1', OTEL_BSP_EXPORT_TIMEOUT: '200' }
+    const web = await app.start('web', refused)
+    const worker = await app.start('worker', refused)
+    const agent = await app.agent({ name: 'refused' })
+    const ids = await Promise.all(Array.from({ length: 20 }, () => generate(web, agent, scriptOf({ text: 'fine' }))))
+    for (const id of ids) assert.equal((await ended(id)).status, 'completed')
+    await eventually(async () => (await dropped(worker, 'export')) >= 2 * ids.length, { what: 'the dropped spans' })
+    await stop([web, worker])
+    assert.equal(app.collector.spans.length, 0)
   })
 
   it('without an endpoint no package is loaded and rows have no context; with one they have', async () => {
