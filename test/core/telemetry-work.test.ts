@@ -41,7 +41,24 @@ describe('traces of background work', function () {
     await createdBy(key, '/documents/ingest', { file_id }, 202)
     const ingest = await named('ingest')
     assert.equal(ingest.attributes['muster.outcome'], 'ready')
-    assertBelow(ingest, await request('/documents/ingest'))
+    const upload = await request('/documents/ingest')
+    assertBelow(ingest, upload)
+    assert.equal(ingest.attributes['muster.request_id'], upload.attributes['muster.request_id'])
+    const stages = app.collector.spans.filter(({ attributes }) => attributes['muster.stage'])
+    assert.deepEqual(
+      stages.map(({ name }) => name),
+      ['ingest read', 'ingest cut', 'ingest embed', 'ingest write'],
+    )
+    for (const stage of stages) {
+      assertBelow(stage, ingest)
+      assert.equal(stage.attributes['muster.document_id'], undefined)
+    }
+    const [read, cut, embed, write] = stages.map(({ attributes }) => attributes)
+    assert.deepEqual([read['muster.bytes'], read['muster.pages']], [38, 1])
+    assert.deepEqual(
+      [cut, embed, write].map(each => each['muster.chunks']),
+      [1, 1, 1],
+    )
     assert.ok(app.collector.spans.some(({ name, trace }) => name.startsWith('embeddings') && trace === ingest.trace))
 
     const agent = await app.agent({ name: 'knows', knowledge_config: { limit: 3 } })

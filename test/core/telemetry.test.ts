@@ -5,6 +5,9 @@ import { toolCall } from '../support/scripts.ts'
 import { forSuite } from '../support/suite.ts'
 import { assertBelow, startTracedApp, type TracedApp } from './telemetry-support.ts'
 
+/** Tokens that the vendor reports for the last call: cached ones and reasoning are parts of them. */
+const USED = { prompt_tokens: 50, completion_tokens: 9, cached_tokens: 30, reasoning_tokens: 4 }
+
 const script = (...replies: object[]) => `@double ${JSON.stringify(replies)}`
 
 describe('traces', function () {
@@ -30,7 +33,7 @@ describe('traces', function () {
     const key = app.at(web)
     const session = (await key.post('/sessions', { agent_id: agent, auto_generate: true })).body
     const sent = await key.post(`/sessions/${session.id}/messages`, {
-      message: script(toolCall('look_up', { q: 'CANARY-argument' }), { text: 'CANARY-reply' }),
+      message: script(toolCall('look_up', { q: 'CANARY-argument' }), { text: 'CANARY-reply', usage: USED }),
     })
     assert.equal(sent.status, 201, JSON.stringify(sent.body))
     const { collector } = app
@@ -65,6 +68,7 @@ describe('traces', function () {
     const { 'muster.queue_wait_ms': waited, ...ofTurn } = turn.attributes
     assert.ok(waited >= 0)
     const shared = {
+      'muster.request_id': requestId,
       'muster.project_id': app.projectId,
       'session.id': session.id,
       'gen_ai.conversation.id': session.conversation_id,
@@ -78,6 +82,10 @@ describe('traces', function () {
       'gen_ai.request.model': 'double-1',
       'gen_ai.usage.input_tokens': generation.usage.input_tokens,
       'gen_ai.usage.output_tokens': generation.usage.output_tokens,
+      'gen_ai.usage.reasoning.output_tokens': 4,
+      'gen_ai.usage.cache_read.input_tokens': 30,
+      'gen_ai.usage.cache_write.input_tokens': 0,
+      'gen_ai.usage.cache_creation.input_tokens': 0,
       'muster.agent_id': agent,
       'muster.generation_id': generation.id,
       'muster.attempt': 1,
@@ -86,6 +94,13 @@ describe('traces', function () {
 
     const chats = collector.spans.filter(({ name }) => name === 'chat double-1')
     assert.equal(chats.length, 2)
+    assert.equal(chats[1].attributes['gen_ai.usage.input_tokens'], USED.prompt_tokens)
+    for (const [name, value] of Object.entries(ofTurn).filter(([name]) => name.startsWith('gen_ai.usage.')))
+      assert.equal(
+        chats.reduce((sum, { attributes }) => sum + attributes[name], 0),
+        value,
+        name,
+      )
     for (const [index, chat] of chats.entries()) {
       assertBelow(chat, turn)
       assert.equal(chat.kind, 'client')

@@ -80,7 +80,7 @@ describe('turns loaded by the claim of their message', function () {
     const readText = () =>
       app.services.pool.maybeOneFirst(sql.unsafe`
         select r.value from (select jsonb_build_object('generation_id', ${id}::text) as data) claimed
-        cross join lateral (${loadWithMessage}) r (value)`)
+        cross join lateral (${loadWithMessage()}) r (value)`)
     const alone = await loadTurn(app.services.pool, id)
     assert.equal(JSON.stringify(readLoadedTurn((await readText()) as string)), JSON.stringify(alone))
     assert.deepEqual([alone?.generation.id, alone?.tools.length], [id, 1])

@@ -12,6 +12,7 @@ import { splitPages } from '../index/chunks/split.ts'
 import { removeChunks } from '../index/chunks/store.ts'
 import { failIngestion } from './fail-ingestion.ts'
 import { readSource } from './read-source.ts'
+import { inStage } from './stages.ts'
 import { type IngestionAttempt, ingestionColumns } from './store.ts'
 import { writeChunks } from './write-chunks.ts'
 
@@ -103,7 +104,11 @@ async function ingest(attempt: IngestionAttempt): Promise<AttemptFields> {
   }
   const { pages, total_pages, rule } = source
   const settings = effectiveSettings(claim.settings, rule, { chunk_strategy: 'page' })
-  const chunks = await splitPages(pages, settings, { title: document.title, limits: services.config })
+  const chunks = await inStage('cut', async note => {
+    const cut = await splitPages(pages, settings, { title: document.title, limits: services.config })
+    note({ pages: pages.length, chunks: cut.length })
+    return cut
+  })
   const totals = {
     total_pages,
     total_chunks: chunks.length,

@@ -12,6 +12,7 @@ import { splitIntoPages } from '../index/chunks/pages.ts'
 import { convertFile } from '../ingestion-rules/convert.ts'
 import { isNative, matchRule } from '../ingestion-rules/match.ts'
 import type { IngestionRuleRow } from '../ingestion-rules/model.ts'
+import { inStage } from './stages.ts'
 import type { IngestionAttempt } from './store.ts'
 
 /** `charset`: of the file, if it was detected. */
@@ -38,7 +39,11 @@ export async function readSource(
   const source = claim.pages
     ? { pages: claim.pages, total_pages: claim.pages.length }
     : file.storage === 'text'
-      ? await readDocumentText(services, document.id)
+      ? await inStage('read', async note => {
+          const text = await readDocumentText(services, document.id)
+          note({ pages: text.total_pages, bytes: file.size })
+          return text
+        })
       : await readFileText(attempt, file, rule)
   if (!source) return null
   if (!hasText(source.pages)) raise('FILE_PARSE_FAILED')
@@ -60,18 +65,26 @@ async function readFileText(
 ): Promise<SourceText | null> {
   const { services, entity: document, claim, signal } = attempt
   if (isNative(file.content_type) && rule?.native_extraction !== 'skip') {
-    const source = await extractNativeText(services, file, signal)
+    const source = await inStage('read', async note => {
+      const text = await extractNativeText(services, file, signal)
+      note({ pages: text.total_pages, bytes: file.size })
+      return text
+    })
     if (hasText(source.pages) || !rule) return source
   }
   if (!rule)
     return raise('UNSUPPORTED_FILE_TYPE', { message: `No ingestion rule matches content type '${file.content_type}'` })
-  const outcome = await convertFile(services, rule, {
-    document_id: document.id,
-    attempt_id: claim.id,
-    file,
-    principal: claim.principal,
-    callback: rule.tool_id === null ? null : await createCallback(attempt),
-    signal,
+  const outcome = await inStage('convert', async note => {
+    const converted = await convertFile(services, rule, {
+      document_id: document.id,
+      attempt_id: claim.id,
+      file,
+      principal: claim.principal,
+      callback: rule.tool_id === null ? null : await createCallback(attempt),
+      signal,
+    })
+    note({ pages: converted.kind === 'pages' ? converted.pages.length : null, bytes: file.size })
+    return converted
   })
   if (outcome.kind === 'failed') throw toError(outcome.error)
   if (outcome.kind === 'pending') return null

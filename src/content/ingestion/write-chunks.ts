@@ -10,6 +10,7 @@ import { pageStarts } from '../index/chunks/pages.ts'
 import { joinPages } from '../index/chunks/split.ts'
 import { type ChunkParts, chunkCtes, insertChunks } from '../index/chunks/store.ts'
 import { currentSpace } from '../index/embeddings/space.ts'
+import { inStage } from './stages.ts'
 import { findVersionSettings, type IngestionAttempt, setTotals, type Totals } from './store.ts'
 import { DOCUMENT_SETTLED_CHANNEL } from './wait.ts'
 
@@ -39,26 +40,31 @@ export async function writeChunks(
   const text = { content: joinPages(pages), pages: pageStarts(pages) }
   let hasUnembedded = false
   let isProviderDown = false
-  const embed = async (from: number, to: number) => {
-    const batch = await embedChunks(services, owner, chunks.slice(from, to), {
-      signal,
-      timeoutMs: isProviderDown ? 0 : undefined,
-      admitted: true,
+  const embed = (from: number, to: number) =>
+    inStage('embed', async note => {
+      const batch = await embedChunks(services, owner, chunks.slice(from, to), {
+        signal,
+        timeoutMs: isProviderDown ? 0 : undefined,
+        admitted: true,
+      })
+      hasUnembedded ||= batch.some(({ failed }) => failed)
+      isProviderDown ||= batch.some(({ down }) => down)
+      note({ chunks: batch.length })
+      return batch
     })
-    hasUnembedded ||= batch.some(({ failed }) => failed)
-    isProviderDown ||= batch.some(({ down }) => down)
-    return batch
-  }
   let from = 0
   if (chunks.length > BATCH) await attempt.write(tx => setTotals(tx, document.id, totals))
   for (; from + BATCH < chunks.length; from += BATCH) {
     const batch = await embed(from, from + BATCH)
-    await attempt.write(tx => insertChunks(tx, owner, batch, options))
+    await inStage('write', note => {
+      note({ chunks: batch.length })
+      return attempt.write(tx => insertChunks(tx, owner, batch, options))
+    })
     await injectFault(services, 'ingestion_batch')
   }
   const batch = await embed(from, chunks.length)
   await injectFault(services, 'ingestion_written')
-  await attempt.settle(async (tx, locked) => {
+  const complete = (tx: Tx, locked: DocumentRow) => {
     const ready: DocumentRow = {
       ...locked,
       ...totals,
@@ -67,7 +73,11 @@ export async function writeChunks(
       embed_since: hasUnembedded ? services.clock.now().toISOString() : null,
       embedding: null,
     }
-    await completeIngestion(tx, ready, attempt.claim, text, chunkCtes(owner, batch, options))
+    return completeIngestion(tx, ready, attempt.claim, text, chunkCtes(owner, batch, options))
+  }
+  await inStage('write', note => {
+    note({ chunks: batch.length })
+    return attempt.settle(complete)
   })
 }
 

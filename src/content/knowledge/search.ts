@@ -42,7 +42,7 @@ export const runSearch = (
 ): Promise<SearchAnswer> =>
   traced(searchSpan, request, async span => {
     const answer = await search(services, scope, request, purpose)
-    span?.set({ [MUSTER.hits]: answer.results.length, [MUSTER.degraded]: answer.degraded_channels })
+    if (span) noteHits(span, answer)
     return answer
   })
 
@@ -60,14 +60,28 @@ function noteChannel<T extends object>(span: Span | null, found: T): T {
   return found
 }
 
+/** Adds the results of a search to its span. */
+function noteHits(span: Span, { results, degraded_channels }: SearchAnswer): void {
+  const ofMemory = span.attributes[ATTRIBUTE.operation] === OPERATION.searchMemory
+  span.set({
+    [MUSTER.hits]: results.length,
+    [ATTRIBUTE.memories]: ofMemory ? results.length : null,
+    [MUSTER.degraded]: degraded_channels,
+  })
+}
+
 /** Names the sources of a search in its span. */
-function noteSources(selections: readonly SourceSelection[]): void {
+function noteSources(selections: readonly SourceSelection[], { limit }: SearchInput): void {
   const span = currentSpan()
   if (!span) return
   const sources = selections.map(({ source }) => source.type).join(',')
-  const operation = sources === 'memory' ? OPERATION.searchMemory : OPERATION.retrieval
-  span.rename(operation === OPERATION.retrieval ? `${operation} ${sources}`.trim() : operation)
-  span.set({ [ATTRIBUTE.operation]: operation, [ATTRIBUTE.dataSource]: sources })
+  if (sources === 'memory') {
+    span.rename(OPERATION.searchMemory)
+    span.set({ [ATTRIBUTE.operation]: OPERATION.searchMemory })
+  } else {
+    span.rename(`${OPERATION.retrieval} ${sources}`.trim())
+    span.set({ [ATTRIBUTE.dataSource]: sources, [ATTRIBUTE.retrieved]: limit })
+  }
 }
 
 async function search(
@@ -78,7 +92,7 @@ async function search(
 ): Promise<SearchAnswer> {
   if (request.rerank) await requireReranker(services, scope, request.rerank.tool_id)
   const selections = await selectSources(services, scope, request)
-  noteSources(selections)
+  noteSources(selections, request)
   const { query } = request
   if (!query) return { results: await listWithoutQuery(services, scope, request, selections), degraded_channels: [] }
 

@@ -110,7 +110,7 @@ async function revokeTokens(tx: Context['tx'], actorId: string): Promise<void> {
 
 /** Expression of the record by which tokens are checked. Primary key. */
 export const actorOfToken = (id: Fragment): Fragment => sql.fragment`(
-  select jsonb_build_object('id', a.id, 'project_id', a.project_id, 'tags', a.tags, 'token_version', a.token_version)
+  select jsonb_build_object('id', a.id, 'project_id', a.project_id, 'external_id', a.external_id, 'tags', a.tags, 'token_version', a.token_version)
   from actors a where a.id = ${id})`
 
 const raises = ['AGENT_NOT_FOUND'] as const

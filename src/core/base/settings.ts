@@ -168,6 +168,17 @@ export const telemetrySettings = settings('telemetry', {
     'false',
     'Whether a `traceparent` of a client is the parent of its request, sampled flag included; otherwise it is only linked.',
   ),
+  OTEL_CAPTURE_CONTENT: setting(
+    flag,
+    'false',
+    'Whether spans of model calls of turns have their messages, at most 8 KB each way, where the content of the turn is kept.',
+  ),
+  OTEL_CAPTURE_USER: setting(
+    flag,
+    'false',
+    'Whether spans of turns of an end user, and of requests by their token, have the external ID of the end user as `user.id`.',
+  ),
+  OTEL_DB_SPANS: setting(flag, 'false', 'Whether statements have spans, without their text and values.'),
 })
 
 declare module './config.ts' {

@@ -26,15 +26,22 @@ export const ATTRIBUTE = {
   outputTokens: 'gen_ai.usage.output_tokens',
   reasoningTokens: 'gen_ai.usage.reasoning.output_tokens',
   cacheReadTokens: 'gen_ai.usage.cache_read.input_tokens',
-  cacheCreationTokens: 'gen_ai.usage.cache_creation.input_tokens',
+  cacheWriteTokens: 'gen_ai.usage.cache_write.input_tokens',
   toolName: 'gen_ai.tool.name',
   toolCall: 'gen_ai.tool.call.id',
   toolType: 'gen_ai.tool.type',
   dataSource: 'gen_ai.data_source.id',
+  retrieved: 'gen_ai.retrieval.top_k',
+  memoryStore: 'gen_ai.memory.store.id',
+  memories: 'gen_ai.memory.record.count',
+  dimensions: 'gen_ai.embeddings.dimension.count',
   evaluationName: 'gen_ai.evaluation.name',
   evaluationScore: 'gen_ai.evaluation.score.value',
   evaluationLabel: 'gen_ai.evaluation.score.label',
   mcpMethod: 'mcp.method.name',
+  mcpVersion: 'mcp.protocol.version',
+  rpcRequest: 'jsonrpc.request.id',
+  rpcStatus: 'rpc.response.status_code',
   error: 'error.type',
   method: 'http.request.method',
   route: 'http.route',
@@ -42,6 +49,17 @@ export const ATTRIBUTE = {
   address: 'server.address',
   port: 'server.port',
   session: 'session.id',
+  user: 'user.id',
+  inputMessages: 'gen_ai.input.messages',
+  outputMessages: 'gen_ai.output.messages',
+  database: 'db.system.name',
+  statement: 'db.query.summary',
+  rows: 'db.response.returned_rows',
+} as const
+
+/** Names of the conventions before (v1.41.1), which receivers still read and which end with release 0.3. */
+export const EARLIER = {
+  cacheWriteTokens: 'gen_ai.usage.cache_creation.input_tokens',
 } as const
 
 /** Attributes of Muster. */
@@ -65,6 +83,10 @@ export const MUSTER = {
   event: 'muster.event',
   delivery: 'muster.delivery_id',
   document: 'muster.document_id',
+  stage: 'muster.stage',
+  pages: 'muster.pages',
+  chunks: 'muster.chunks',
+  bytes: 'muster.bytes',
   trigger: 'muster.trigger_id',
   firing: 'muster.firing_id',
   task: 'muster.task_id',
@@ -74,7 +96,7 @@ export const MUSTER = {
   hits: 'muster.hits',
   degraded: 'muster.degraded_channels',
   batch: 'muster.batch_size',
-  store: 'muster.memory_store_id',
+  prepared: 'muster.statement',
 } as const
 
 /** Values of `gen_ai.operation.name`. */

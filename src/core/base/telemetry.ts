@@ -27,6 +27,7 @@ export type Attributes = Readonly<Record<string, Value | null | undefined>>
 
 /** The context that is stored with work, in the form of the header `traceparent`. */
 export type StoredContext = {
+  /** Several are separated by spaces: of the work, and of what joined it, which is linked. */
   context: string | null
   /** When it was stored. */
   at: string
@@ -44,12 +45,18 @@ export type SpanStart = {
   shared?: Attributes
   /** Context of the stored work that it executes: its parent if recent, otherwise a link. A link is sampled alike. */
   from?: StoredContext
+  /** Request whose spans, in a new trace, name it in all processes. Only for an ID of ours: a client decides no export. */
+  request?: string
   /** Context that a client sent: its parent if trusted, otherwise a link. */
   incoming?: { context: string | null; trusted: boolean }
   /** Whether it starts a unit of work: without a sampled trace, all spans of the unit are kept if it fails or takes long. */
   unit?: boolean
   /** Whether requests to other hosts below it have spans. */
   requests?: boolean
+  /** Whether model calls below it may have content: the content of the work is kept. Default: as the span above. */
+  content?: boolean
+  /** External ID of the end user whose work it is, for it and all spans below it. */
+  user?: string | null
 }
 
 type SpanId = { readonly traceId: string; readonly spanId: string; readonly sampled: boolean }
@@ -84,13 +91,26 @@ const SAMPLED_RANGE = 16 ** 13
 /** Time in which drops are logged at most once. */
 const DROP_LOG_MS = 60_000
 
+/** Length of a context. */
+const CONTEXT_CHARACTERS = 55
+
 const KINDS = { internal: 0, server: 1, client: 2 }
 
 const TRACEPARENT = /^(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})$/
 
+const NO_CONTEXTS: readonly (SpanId | null)[] = []
+
 const active = new AsyncLocalStorage<Span>()
 
 let tracer: Tracer | null = null
+
+/** Whether spans have the end user, which the statements that load work then read. */
+export const capturesUser = (): boolean => tracer?.captures.user === true
+
+/** Names the end user of the current span and of the spans below it. */
+export const noteUser = (externalId: string | null | undefined): void => {
+  if (capturesUser()) currentSpan()?.share({ [ATTRIBUTE.user]: externalId })
+}
 
 /** Whether spans are made. */
 export const isTracing = (): boolean => tracer !== null
@@ -150,6 +170,10 @@ function parseContext(text: string | null | undefined): SpanId | null {
   return { traceId: text.slice(3, 35), spanId: text.slice(36, 52), sampled: (flags & 1) === 1 }
 }
 
+/** Returns the stored contexts of work, its own first. */
+const parseContexts = (text: string): (SpanId | null)[] =>
+  text.length === CONTEXT_CHARACTERS ? [parseContext(text)] : text.split(' ').map(parseContext)
+
 /** Spans of one process for one unit of work, in one trace. */
 class Unit {
   readonly tracer: Tracer
@@ -161,11 +185,11 @@ class Unit {
   readonly #bits: number
   #traceId: string | null
 
-  /** `above`: what the unit is part of; `origin`: what decides whether it is sampled. */
-  constructor(tracer: Tracer, root: Span, above: SpanId | null, origin: SpanId | null) {
+  /** `above`: what the unit is part of; `origin`: what decides whether it is sampled; `request`: the ID of the request that it is. */
+  constructor(tracer: Tracer, root: Span, above: SpanId | null, origin: SpanId | null, request: string | undefined) {
     this.tracer = tracer
     this.root = root
-    this.#traceId = above?.traceId ?? null
+    this.#traceId = above?.traceId ?? request?.replaceAll('-', '') ?? null
     this.#bits = this.#traceId
       ? Number.parseInt(this.#traceId.slice(-13), 16)
       : Math.floor(Math.random() * SAMPLED_RANGE)
@@ -173,7 +197,7 @@ class Unit {
   }
 
   get traceId(): string {
-    this.#traceId ??= uniqueBytes(10).toString('hex').slice(0, 19) + this.#bits.toString(16).padStart(13, '0')
+    this.#traceId ??= newTraceId(this.#bits)
     return this.#traceId
   }
 
@@ -227,6 +251,8 @@ export class Span {
   readonly startedAt: number
   /** Whether requests to other hosts below it have spans. */
   readonly hasRequests: boolean
+  /** Whether it may have content. */
+  readonly hasContent: boolean
   readonly #kind: number
   readonly #unit: Unit
   readonly #links: SpanId[] | null
@@ -235,27 +261,32 @@ export class Span {
   #shared: Layer | null
   #attributes: Layer | null
   #events: { name: string; at: number; attributes: Record<string, Value> }[] | null = null
+  #content: Readonly<Record<string, string>> | null = null
   #endedAt = 0
   #isFailed = false
 
-  constructor(
-    tracer: Tracer,
-    { name, kind = 'internal', attributes, shared, from, incoming, unit, requests }: SpanStart,
-  ) {
+  constructor(tracer: Tracer, start: SpanStart) {
+    const { name, kind = 'internal', attributes, shared, from, incoming, unit } = start
     const above = active.getStore() ?? null
-    const stored = from ? parseContext(from.context) : null
+    const contexts = from?.context ? parseContexts(from.context) : NO_CONTEXTS
+    const stored = contexts.length > 0 ? contexts[0] : null
     const sent = incoming ? parseContext(incoming.context) : null
     const given = incoming?.trusted ? sent : from && stored && isRecent(from) ? stored : null
     const parent = given ?? (from || incoming ? null : above)
     const over = parent !== null && (parent === above || parent.traceId === above?.traceId) ? above : null
     this.parent = parent
-    this.#links = stored || sent ? ([stored, sent].filter(link => link !== null && link !== parent) as SpanId[]) : null
+    this.#links =
+      stored || sent ? ([...contexts, sent].filter(link => link !== null && link !== parent) as SpanId[]) : null
     this.#name = short(name)
     this.#kind = KINDS[kind]
-    this.#unit = over && !unit ? over.#unit : new Unit(tracer, this, parent, parent ?? stored)
+    this.#unit = over && !unit ? over.#unit : new Unit(tracer, this, parent, parent ?? stored, start.request)
     this.startedAt = this.#unit.now()
-    this.hasRequests = requests === true
+    this.hasRequests = start.requests === true
+    this.hasContent = tracer.captures.content && (start.content ?? over?.hasContent === true)
     this.#shared = layered(shared, over === null ? null : over.#shared)
+    const request = stored !== null && tracer.namesRequests ? requestOf(stored.traceId) : null
+    if (request !== null) this.#shared = layered({ [MUSTER.request]: request }, this.#shared)
+    if (start.user && tracer.captures.user) this.#shared = layered({ [ATTRIBUTE.user]: start.user }, this.#shared)
     this.#attributes = layered(attributes, this.#shared)
   }
 
@@ -278,7 +309,7 @@ export class Span {
   }
 
   get attributes(): Readonly<Record<string, Value>> {
-    return merged(this.#attributes)
+    return Object.assign(merged(this.#attributes), this.#content)
   }
 
   rename(name: string): void {
@@ -287,6 +318,11 @@ export class Span {
 
   set(attributes: Attributes): void {
     this.#attributes = layered(attributes, this.#attributes)
+  }
+
+  /** Sets content, which its caller has cut. Only if the span may have content. */
+  setContent(content: Readonly<Record<string, string>>): void {
+    if (this.hasContent) this.#content = { ...this.#content, ...content }
   }
 
   /** Sets attributes of the span and of spans that start below it from now on. */
@@ -358,6 +394,19 @@ type ReadableSpan = Parameters<OTLPTraceExporter['export']>[0][number]
 
 type Scope = Pick<ReadableSpan, 'resource' | 'instrumentationScope'>
 
+/** Form of the IDs that the service gives to requests. */
+const REQUEST_TRACE = /^(.{8})(.{4})(4.{3})([89ab].{3})(.{12})$/
+
+/** Returns the ID of a trace that no request began, of another form. Its last digits are `bits`. */
+function newTraceId(bits: number): string {
+  const bytes = uniqueBytes(10)
+  bytes[6] &= 0x0f
+  return bytes.toString('hex').slice(0, 19) + bits.toString(16).padStart(13, '0')
+}
+
+/** Returns the ID of the request that began a trace; null if none did. */
+const requestOf = (traceId: string): string | null => REQUEST_TRACE.exec(traceId)?.slice(1).join('-') ?? null
+
 const isRecent = ({ at, linked }: StoredContext): boolean =>
   !linked && systemTime() - Date.parse(at) < MAX_PARENT_AGE_MS
 
@@ -392,6 +441,9 @@ type TracerOptions = {
   exporter: Pick<OTLPTraceExporter, 'export' | 'shutdown'>
   scope: Scope
   sampler: Sampler
+  /** Whether all IDs of traces are ours, so that the form of one shows that a request began it. */
+  namesRequests: boolean
+  captures: { content: boolean; user: boolean }
   limits: { queued: number; batch: number; delayMs: number; timeoutMs: number }
   log: Logger
 }
@@ -427,6 +479,14 @@ class Tracer {
 
   get droppedCount(): number {
     return this.#droppedCount
+  }
+
+  get namesRequests(): boolean {
+    return this.#options.namesRequests
+  }
+
+  get captures(): TracerOptions['captures'] {
+    return this.#options.captures
   }
 
   /** Whether a trace is sampled, by bits of its ID, or by the decision about its parent. */
@@ -591,11 +651,15 @@ export async function openTelemetry(
   const scope = { resource, instrumentationScope: { name: 'muster', version: release } }
   if (openCount++ === 0) {
     const { traces, metrics: metricsUrl } = endpoints
+    if (traces !== null && config.OTEL_CAPTURE_CONTENT)
+      log.warn('OTEL_CAPTURE_CONTENT is set: messages of model calls are exported with traces')
     if (traces !== null)
       tracer = new Tracer({
         exporter: new OTLPTraceExporter({ url: traces, timeoutMillis: timeoutMs, headers }),
         scope,
         sampler: samplerOf(config),
+        namesRequests: !config.OTEL_TRUST_INCOMING,
+        captures: { content: config.OTEL_CAPTURE_CONTENT, user: config.OTEL_CAPTURE_USER },
         limits: {
           queued: config.OTEL_BSP_MAX_QUEUE_SIZE,
           batch: Math.min(config.OTEL_BSP_MAX_EXPORT_BATCH_SIZE, config.OTEL_BSP_MAX_QUEUE_SIZE),

@@ -9,6 +9,7 @@ import { databaseDriver } from './pg-driver.ts'
 import { createPreparer, isPlanStale, STATEMENT_METHODS } from './prepared-statements.ts'
 import type { ServerWatchdog } from './server-watchdog.ts'
 import { type Queryable, rawQuery } from './sql.ts'
+import { statementSpans } from './statement-spans.ts'
 import { currentTenant, TenantLimiter } from './tenant-context.ts'
 
 declare module '../base/services.ts' {
@@ -31,6 +32,8 @@ export type PoolOptions = {
    * if work that holds a connection acquires a second one: a burst of such work deadlocks on the pool.
    */
   strict?: boolean
+  /** Whether statements have spans, default false. */
+  spans?: boolean
   /** Whether repeated statements are prepared, default true. */
   prepare?: boolean
   /** Most connections that the work of one tenant holds concurrently. */
@@ -189,6 +192,7 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
   }
   const preparer = options.prepare === false ? null : createPreparer()
   if (preparer) interceptors.push(preparer.interceptor)
+  if (options.spans) interceptors.push(statementSpans)
   const pool = await createPool('postgres://', {
     captureStackTrace: false,
     maxPoolSize: options.connections,

@@ -25,6 +25,7 @@ export const serverSpan = ({ req, config }: { req: Wire; config: Services['confi
     unit: true,
     attributes: { [ATTRIBUTE.method]: req.method },
     shared: { [MUSTER.request]: req.requestId },
+    request: req.headers['x-request-id'] === req.requestId ? undefined : req.requestId,
     incoming: { context: sent, trusted: config.OTEL_TRUST_INCOMING },
   }
 }

@@ -2,6 +2,7 @@ import { type Clock, systemClock } from '../base/clock.ts'
 import type { Config } from '../base/config.ts'
 import type { Logger } from '../base/log.ts'
 import type { ProcessState, Services } from '../base/services.ts'
+import { isTracing } from '../base/telemetry.ts'
 import { channelPrefix } from '../db/database-url.ts'
 import { openNotifier } from '../db/notifier.ts'
 import { openNotifications } from '../db/notify.ts'
@@ -65,6 +66,7 @@ export async function openServices(
     perTenant: Math.max(Math.min(2, connections - 1), Math.floor(connections / 3)),
     watchdog,
     strict: options.strict,
+    spans: config.OTEL_DB_SPANS && isTracing(),
     onRoundTrip: options.onRoundTrip,
   })
   // Slonik also reports every failed statement here; these are handled by their callers.

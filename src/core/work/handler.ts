@@ -69,7 +69,7 @@ export type Handler = {
   onExhausted?: (message: any, error: unknown, services: Services) => Promise<unknown>
   boundsLosses?: boolean
   maxLosses?: number
-  preload?: Fragment
+  preload?: () => Fragment
 }
 
 /** Slots of a handler in one worker, and how many of them one project may hold while others wait. */
@@ -112,7 +112,7 @@ type HandlerOptions<M> = {
    * without effect reads again. It must be small, because the claims of all projects wait for it. Only for a queue whose
    * messages have projects, without batches.
    */
-  preload?: Fragment
+  preload?: () => Fragment
   /** Default MAX_WORKER_LOSSES. More for messages whose loss is specified to be survived more often. */
   maxLosses?: number
 }

@@ -7,6 +7,7 @@ import { leasesLost, type Slots } from '../base/metrics.ts'
 import type { Services } from '../base/services.ts'
 import { databaseErrorKind } from '../db/database-errors.ts'
 import { retryWhileUnavailable } from '../db/retry.ts'
+import type { Fragment } from '../db/sql.ts'
 import { withTenant } from '../db/tenant-context.ts'
 import { withTriggerChain } from '../db/trigger-chain.ts'
 import { withSlotHolder } from '../net/hanging-calls.ts'
@@ -71,6 +72,7 @@ const MIN_UNSETTLED = 200
 export class QueueConsumer {
   readonly #services: Services
   readonly #handler: Handler
+  readonly #preload: Fragment | undefined
   readonly #queue: Queue<any>
   readonly #queues: Queues
   readonly #outcomes: MessageOutcomes
@@ -125,6 +127,7 @@ export class QueueConsumer {
     const { handler, services } = options
     this.#services = services as Services
     this.#handler = handler
+    this.#preload = handler.preload?.()
     const leaseSeconds = handler.leaseSeconds?.(services.config) ?? handler.queue.leaseSeconds
     this.#queue = { ...handler.queue, leaseSeconds }
     this.#queues = services.queues
@@ -333,7 +336,7 @@ export class QueueConsumer {
       held: this.#slots.byProject,
       share: this.#slots.share,
       borrow: Math.max(0, this.#slots.borrow - this.#slots.used),
-      preload: this.#handler.preload,
+      preload: this.#preload,
     }
     const claimedAt = performance.now()
     const claims = await claimMessages(this.#queues.db, this.#queue, request)

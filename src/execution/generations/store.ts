@@ -79,7 +79,10 @@ export const findTurnData = (db: Queryable, id: string): Promise<string | null> 
     select sealed from generation_work where generation_id = ${id}
     union all select sealed from generation_work_unlogged where generation_id = ${id}`)
 
-/** Updates the principal and the turn data of a turn that has not started. */
+/** Bytes of stored contexts up to which the context of a further message is added, which the turn links. */
+const MAX_CONTEXT_BYTES = 1000
+
+/** Updates the principal and the turn data of a turn that has not started, for a message that joins it. */
 export async function updatePendingGeneration(
   db: Queryable,
   generation: Pick<GenerationRow, 'id' | 'content_mode'>,
@@ -87,13 +90,21 @@ export async function updatePendingGeneration(
     sealedData: string
   },
 ): Promise<void> {
+  const { id, content_mode } = generation
+  const context = sql.fragment`trace_context = case when octet_length(trace_context) > ${MAX_CONTEXT_BYTES} then trace_context
+    else nullif(concat_ws(' ', trace_context, ${traceContext()}::text), '') end`
+  const joined =
+    content_mode === 'none' && isTracing()
+      ? sql.fragment`joined as (update generation_work set ${context} where generation_id = ${id}), `
+      : sql.fragment``
   await db.query(voidStatement`
-    with work as (
-      update ${turnDataTable(generation.content_mode)} set sealed = ${change.sealedData} where generation_id = ${generation.id})
+    with ${joined} work as (
+      update ${turnDataTable(content_mode)} set sealed = ${change.sealedData}
+        ${content_mode === 'full' && isTracing() ? sql.fragment`, ${context}` : sql.fragment``} where generation_id = ${id})
     update generations set authority = ${jsonb(change.authority)}, permission = ${jsonb(change.permission)},
       started_by_principal_type = ${change.started_by_principal_type},
       started_by_principal_id = ${change.started_by_principal_id}, updated_at = now()
-    where id = ${generation.id} and status = 'pending'`)
+    where id = ${id} and status = 'pending'`)
 }
 
 /** Stores the request to abort a turn; the first request wins. */

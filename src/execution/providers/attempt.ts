@@ -1,5 +1,6 @@
 import type { Services } from '#core/base/services.ts'
 import { traced } from '#core/base/telemetry.ts'
+import { inputContent, outputContent } from './call-content.ts'
 import { CallProgress } from './call-progress.ts'
 import { callSdk } from './call-sdk.ts'
 import { modelCallSpan, noteModelCall } from './call-span.ts'
@@ -38,8 +39,10 @@ export const attemptCall = (
 ): Promise<ModelCallOutcome> =>
   traced(modelCallSpan, { provider, model, request }, async span => {
     const progress = new CallProgress()
+    if (span?.hasContent) span.setContent(inputContent(request, client.secrets))
     const outcome = await attemptOnce(services, { client, provider, model }, request, progress)
     if (span) noteModelCall(span, outcome, progress)
+    if (span?.hasContent && outcome.ok) span.setContent(outputContent(outcome.answer, client.secrets))
     return outcome
   })
 

@@ -1,5 +1,5 @@
 import { hostAttributes, type Span, type SpanStart } from '#core/base/telemetry.ts'
-import { ATTRIBUTE, OPERATION, providerName } from '#core/base/telemetry-names.ts'
+import { ATTRIBUTE, EARLIER, OPERATION, providerName } from '#core/base/telemetry-names.ts'
 import type { CallProgress } from './call-progress.ts'
 import { inputTokens } from './metrics.ts'
 import type { ProviderRow } from './model.ts'
@@ -53,6 +53,7 @@ const usageAttributes = (usage: ModelUsage | null | undefined): NonNullable<Span
         [ATTRIBUTE.outputTokens]: usage.output_tokens,
         [ATTRIBUTE.reasoningTokens]: usage.reasoning_tokens,
         [ATTRIBUTE.cacheReadTokens]: usage.cached_tokens,
-        [ATTRIBUTE.cacheCreationTokens]: usage.cache_write_tokens,
+        [ATTRIBUTE.cacheWriteTokens]: usage.cache_write_tokens,
+        [EARLIER.cacheWriteTokens]: usage.cache_write_tokens,
       }
     : {}

@@ -3,6 +3,8 @@ import { AppError, raiseInvalid } from '#core/base/errors.ts'
 import { parseExactJson } from '#core/base/exact-json.ts'
 import { limitJson } from '#core/base/json-limits.ts'
 import type { Services } from '#core/base/services.ts'
+import { currentSpan, hostAttributes, type Span, type SpanStart, traced } from '#core/base/telemetry.ts'
+import { ATTRIBUTE } from '#core/base/telemetry-names.ts'
 import type { EgressRequest } from '#core/net/egress.ts'
 import { maskYielding } from '#identity/secrets/mask.ts'
 import { openSecrets, tokenIds } from '#identity/secrets/resolve.ts'
@@ -16,6 +18,9 @@ import { fillSecrets, RequestHeaders, setConfiguredHeaders, setContextHeaders, t
 import { contextValues, forwardedContext, secretTexts, type TokenValues } from './tokens.ts'
 
 /** Client for the part of the Model Context Protocol (Streamable HTTP) that tool calls need. */
+
+/** Method that calls a tool. */
+export const CALL_TOOL = 'tools/call'
 
 /** Requested version. Any version in the server's answer is accepted, since the features used here are equal in all. */
 const PROTOCOL_VERSION = '2025-06-18'
@@ -64,6 +69,24 @@ export async function logMcpCall<T>(
     throw error
   } finally {
     log.info({ tool_id: id, project_id, action, outcome, ms: Math.round(performance.now() - started) }, 'tool called')
+  }
+}
+
+type McpMessage = { id?: number; method: string; params?: object }
+
+/** The span of a message. The stored URL has no values of secrets. */
+function messageSpan({ message, url }: { message: McpMessage; url: string }): SpanStart {
+  const { id, method, params } = message
+  const tool = method === CALL_TOOL ? (params as { name: string }).name : null
+  return {
+    name: tool === null ? method : `${method} ${tool}`,
+    kind: 'client',
+    attributes: {
+      [ATTRIBUTE.mcpMethod]: method,
+      [ATTRIBUTE.rpcRequest]: id === undefined ? null : String(id),
+      [ATTRIBUTE.toolName]: tool,
+      ...hostAttributes(url),
+    },
   }
 }
 
@@ -171,7 +194,30 @@ export class McpSession {
     return { method, url, shown: url, headers: new RequestHeaders(), body: undefined }
   }
 
-  async #post(message: { id?: number; method: string; params?: object }, key: string | null = null): Promise<Reply> {
+  /** Sends a message; below a span it has one. */
+  #post(message: McpMessage, key: string | null = null): Promise<Reply> {
+    return currentSpan()
+      ? traced(messageSpan, { message, url: this.#tool.mcp.url }, async span => {
+          const reply = await this.#exchange(message, key)
+          if (span) this.#note(span, reply)
+          return reply
+        })
+      : this.#exchange(message, key)
+  }
+
+  #note(span: Span, { answer, message }: Reply): void {
+    const { code } = message?.error ?? {}
+    span.set({
+      [ATTRIBUTE.status]: answer.status,
+      [ATTRIBUTE.mcpVersion]: this.#version,
+      [ATTRIBUTE.rpcStatus]: typeof code === 'number' ? String(code) : null,
+    })
+    if (answer.status >= 400) span.fail(String(answer.status))
+    else if (message?.error) span.fail(typeof code === 'number' ? String(code) : 'TOOL_HTTP_ERROR')
+    else if (Object(message?.result).isError === true) span.fail('tool_error')
+  }
+
+  async #exchange(message: McpMessage, key: string | null): Promise<Reply> {
     const { limits } = this.#call
     const { id } = message
     const events = new EventReader()

@@ -5,7 +5,7 @@ import type { Services } from '#core/base/services.ts'
 import { resolvedName, withoutPresets } from './actions.ts'
 import type { Callable, ToolCall } from './call-types.ts'
 import { MAX_VALUES } from './http.ts'
-import { connectTo, logMcpCall, type McpSession } from './mcp-client.ts'
+import { CALL_TOOL, connectTo, logMcpCall, type McpSession } from './mcp-client.ts'
 import { listServerTools } from './mcp-listing.ts'
 import type { ToolAction } from './model.ts'
 import { isExposed, platformArguments } from './platform.ts'
@@ -26,7 +26,7 @@ export function callMcp(
   const params = { name: action, arguments: platformArguments(tool, input) }
   return logMcpCall(services, tool, action, async () => {
     const link = await connectTo(services, tool, call)
-    return link.use(async () => outputOf(await link.ask('tools/call', params, call.idempotencyKey), action, link))
+    return link.use(async () => outputOf(await link.ask(CALL_TOOL, params, call.idempotencyKey), action, link))
   })
 }
 

@@ -89,6 +89,7 @@ export const actorRecord = extensionPoint<(id: Fragment) => Fragment>({
 const PrincipalActor = z.object({
   id: z.string(),
   project_id: z.string(),
+  external_id: z.string().nullable(),
   tags: z.record(z.string(), z.string()),
   token_version: z.int(),
 })

@@ -5,6 +5,7 @@ import { toWireTime } from '#core/base/clock.ts'
 import { raise } from '#core/base/errors.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
+import { noteUser } from '#core/base/telemetry.ts'
 import { Batcher } from '#core/db/batcher.ts'
 import { narrowAuthority } from '#core/iam/authority.ts'
 import {
@@ -323,6 +324,7 @@ async function callerByActorToken(
   if (actor.project_id !== prj || actor.token_version !== ver) return null
   if (key && (key.project_id !== prj || isPast(key.expires_at, services.clock.now()))) return null
   if (org && origin !== undefined && !org.includes(origin)) raise('FORBIDDEN')
+  noteUser(actor.external_id)
   return callerOf(found, {
     credential: { type: 'actor_token', id: actor.id, expires_at: new Date(exp * 1000).toISOString(), scopes: null },
     principal: issuer,

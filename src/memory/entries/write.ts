@@ -10,7 +10,7 @@ import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import { storableText } from '#core/base/storable-text.ts'
 import { type SpanStart, traced } from '#core/base/telemetry.ts'
-import { ATTRIBUTE, MUSTER, OPERATION } from '#core/base/telemetry-names.ts'
+import { ATTRIBUTE, OPERATION } from '#core/base/telemetry-names.ts'
 import { isForeignKeyViolation, type Queryable, sql } from '#core/db/sql.ts'
 import type { Outbox, Tx } from '#core/writes/writer.ts'
 import { embedContent } from '../facts/embed.ts'
@@ -101,7 +101,7 @@ type WriteOptions = {
 
 const factSpan = ({ memory_store_id }: SubmittedFact): SpanStart => ({
   name: OPERATION.upsertMemory,
-  attributes: { [ATTRIBUTE.operation]: OPERATION.upsertMemory, [MUSTER.store]: memory_store_id },
+  attributes: { [ATTRIBUTE.operation]: OPERATION.upsertMemory, [ATTRIBUTE.memoryStore]: memory_store_id },
 })
 
 async function write(services: Services, submitted: SubmittedFact, options: WriteOptions): Promise<Written> {

@@ -8,8 +8,11 @@ import { normalize } from './local.ts'
 import type { EmbeddingModel, EmbedOptions } from './model.ts'
 import { type CallFailure, type EmbeddingModelRef, embeddingFailure, providerModel } from './providers.ts'
 
-/** Vectors in the order of the texts, null for failed texts; `failure` is the last failure. */
-export type EmbeddedBatch = { vectors: (Float32Array | null)[]; failure: CallFailure | null }
+/**
+ * Vectors in the order of the texts, null for failed texts; `failure` is the last failure, `tokens` the share of the tokens
+ * that the provider reported.
+ */
+export type EmbeddedBatch = { vectors: (Float32Array | null)[]; failure: CallFailure | null; tokens: number | null }
 
 /** A pending call of `embed`. */
 type Request = {
@@ -17,6 +20,7 @@ type Request = {
   vectors: (Float32Array | null)[]
   remaining: number
   failure: CallFailure | null
+  tokens: number | null
   /** Aborted when the caller no longer waits. */
   abandoned: AbortSignal
   finish: () => void
@@ -97,6 +101,7 @@ export class BatchedEmbedding {
     if (outcome.ok) {
       const metered = batch.map(({ text, request }) => ({ text, options: request.options }))
       meterEmbeddingCall(services, model, metered, outcome.response.tokens)
+      shareTokens(batch, outcome.response.tokens)
       for (const [index, text] of batch.entries()) this.#accept(text, outcome.response.vectors[index])
       return
     }
@@ -121,7 +126,7 @@ export class BatchedEmbedding {
   async embed(texts: string[], options: EmbedOptions): Promise<EmbeddedBatch> {
     const { signal, timeoutMs } = options
     const vectors: EmbeddedBatch['vectors'] = texts.map(() => null)
-    if (timeoutMs === 0) return { vectors, failure: embeddingFailure('timeout') }
+    if (timeoutMs === 0) return { vectors, failure: embeddingFailure('timeout'), tokens: null }
     const [client, taken] = await Promise.all([
       this.#load(),
       Promise.all(texts.map(text => limitTokens(text, this.#model))),
@@ -135,8 +140,9 @@ export class BatchedEmbedding {
         vectors,
         remaining: texts.length,
         failure: null,
+        tokens: null,
         abandoned: AbortSignal.any(signals.filter(each => each !== undefined)),
-        finish: () => resolve({ vectors: [...vectors], failure: request.failure }),
+        finish: () => resolve({ vectors: [...vectors], failure: request.failure, tokens: request.tokens }),
       }
       request.abandoned.addEventListener('abort', () => {
         if (signal?.aborted) return reject(signal.reason)
@@ -155,6 +161,21 @@ export class BatchedEmbedding {
         }, WINDOW_MS)
       }
     })
+  }
+}
+
+/** Divides the tokens of a call among its callers by characters; their sum is the tokens of the call. */
+function shareTokens(batch: readonly Text[], tokens: number | null): void {
+  if (tokens === null) return
+  const total = Math.max(
+    1,
+    batch.reduce((sum, { text }) => sum + text.length, 0),
+  )
+  let offset = 0
+  for (const { text, request } of batch) {
+    const before = Math.round((tokens * offset) / total)
+    offset += text.length
+    request.tokens = (request.tokens ?? 0) + Math.round((tokens * offset) / total) - before
   }
 }
 

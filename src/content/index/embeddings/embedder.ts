@@ -3,8 +3,8 @@ import { checkSpend } from '#control/quotas/spend.ts'
 import { AppError, raise } from '#core/base/errors.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
-import { type SpanStart, traced } from '#core/base/telemetry.ts'
-import { ATTRIBUTE, MUSTER, OPERATION } from '#core/base/telemetry-names.ts'
+import { type Span, type SpanStart, traced } from '#core/base/telemetry.ts'
+import { ATTRIBUTE, MUSTER, OPERATION, providerName } from '#core/base/telemetry-names.ts'
 import { BatchedEmbedding, type EmbeddedBatch } from './batches.ts'
 import { LOCAL_MODEL, localVectors } from './local.ts'
 import type { EmbeddingModel, EmbedOptions } from './model.ts'
@@ -39,12 +39,13 @@ function createEmbedder(services: Services): Embedder {
       : new BatchedEmbedding(services, model)
   const queries = new LRUCache<string, Float32Array>({ max: QUERY_CACHE_SIZE, ttl: QUERY_CACHE_TTL_MS })
 
-  const embedNow: Embedder['embed'] = async (texts, options) => {
+  const embedNow = async (texts: string[], options: EmbedOptions, span: Span | null) => {
     if (!backend) raise('EMBEDDING_NOT_CONFIGURED')
     options.signal?.throwIfAborted()
     if (texts.length === 0) return []
     if (!options.background && !options.admitted) await checkEmbeddingSpend(services, options.project_id)
-    const { vectors, failure } = await backend.embed(texts, options)
+    const { vectors, failure, tokens } = await backend.embed(texts, options)
+    span?.set({ [ATTRIBUTE.inputTokens]: tokens })
     const isMissing = (vector: Float32Array | null) => vector === null
     if (options.complete ? vectors.some(isMissing) : vectors.every(isMissing)) throw providerError(failure)
     return vectors
@@ -52,7 +53,7 @@ function createEmbedder(services: Services): Embedder {
 
   // Calls of the provider combine the texts of several callers; each has a separate span.
   const embed: Embedder['embed'] = (texts, options) =>
-    traced(embeddingSpan, { model, texts }, () => embedNow(texts, options))
+    traced(embeddingSpan, { model, texts }, span => embedNow(texts, options, span))
 
   return {
     configured: model !== null,
@@ -73,8 +74,9 @@ const embeddingSpan = ({ model, texts }: { model: EmbeddingModel | null; texts: 
   kind: 'client',
   attributes: {
     [ATTRIBUTE.operation]: OPERATION.embeddings,
-    [ATTRIBUTE.provider]: model?.provider,
+    [ATTRIBUTE.provider]: model && providerName(model.provider),
     [ATTRIBUTE.requestModel]: model?.model,
+    [ATTRIBUTE.dimensions]: model?.dimensions,
     [MUSTER.batch]: texts.length,
   },
 })
@@ -102,7 +104,7 @@ const createLocalEmbed =
     const end = performance.now() + timeoutMs
     const vectors = await localVectors(texts, dimensions, () => !signal?.aborted && performance.now() < end)
     signal?.throwIfAborted()
-    return { vectors, failure: embeddingFailure('timeout') }
+    return { vectors, failure: embeddingFailure('timeout'), tokens: null }
   }
 
 /** Returns the error for callers. The provider belongs to the deployment, so its messages are only logged. */

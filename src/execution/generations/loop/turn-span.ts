@@ -1,6 +1,6 @@
 import { systemClock } from '#core/base/clock.ts'
 import type { Span, SpanStart } from '#core/base/telemetry.ts'
-import { ATTRIBUTE, MUSTER, OPERATION, providerName } from '#core/base/telemetry-names.ts'
+import { ATTRIBUTE, EARLIER, MUSTER, OPERATION, providerName } from '#core/base/telemetry-names.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
 
 /** The span of an attempt at a turn. */
@@ -13,6 +13,8 @@ export function turnSpan({ agent, generation, loaded }: TurnAttempt): SpanStart 
     name: `${OPERATION.agent} ${name ?? ''}`.trim(),
     unit: true,
     from: { context: loaded.traceContext, at: generation.updated_at },
+    content: generation.content_mode === 'full',
+    user: loaded.user,
     shared: {
       [MUSTER.project]: generation.project_id,
       [MUSTER.run]: generation.orchestration_run_id,
@@ -43,6 +45,10 @@ export function noteTurn(span: Span, { generation, agent }: TurnAttempt, exit: s
       usage && {
         [ATTRIBUTE.inputTokens]: usage.input_tokens,
         [ATTRIBUTE.outputTokens]: usage.output_tokens,
+        [ATTRIBUTE.reasoningTokens]: usage.reasoning_tokens,
+        [ATTRIBUTE.cacheReadTokens]: usage.cached_tokens,
+        [ATTRIBUTE.cacheWriteTokens]: usage.cache_write_tokens,
+        [EARLIER.cacheWriteTokens]: usage.cache_write_tokens,
         [MUSTER.cost]: usage.cost_usd,
       }),
   })

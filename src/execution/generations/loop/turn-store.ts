@@ -2,6 +2,7 @@ import { z } from 'zod'
 import type { PricedUsage } from '#control/usage/price-usage.ts'
 import { usagePart } from '#control/usage/store.ts'
 import { parseExactJson } from '#core/base/exact-json.ts'
+import { capturesUser } from '#core/base/telemetry.ts'
 import { type Fragment, jsonb, type Queryable, rawFragment, rowFromJson, sql, voidStatement } from '#core/db/sql.ts'
 import type { StatementWrite } from '#core/writes/writer.ts'
 import type { AgentRow } from '#execution/agents/model.ts'
@@ -35,6 +36,7 @@ const LoadedTurn = z.object({
   loaded_frame: z.int(),
   loaded_root: z.string().nullable(),
   loaded_context: z.string().nullable(),
+  loaded_user: z.string().nullish(),
 })
 const loadedTurnRow = sql.type(LoadedTurn)
 
@@ -67,6 +69,8 @@ export type LoadedTurn = {
   rootTrace: string | null
   /** Context of the span that caused the turn, or its last resumption; null without telemetry. */
   traceContext: string | null
+  /** External ID of its end user, if spans have it. */
+  user?: string | null
 }
 
 /** Tools (`tl`) that the bindings of an agent `a` refer to, as from item with its condition. */
@@ -92,6 +96,7 @@ const turnSelect = (where: Fragment, agent: Fragment = servedAgentOfTurn): Fragm
       coalesce((select max(f.seq) from stream_frames f where f.generation_id = t.id), 0) as loaded_frame,
       (select tr.root_trace_id from traces tr where tr.id = t.trace_id) as loaded_root,
       w.trace_context as loaded_context
+      ${capturesUser() ? sql.fragment`, (select ac.external_id from actors ac where ac.id = t.actor_id) as loaded_user` : sql.fragment``}
     from generations t
     left join ${agent} a on true
     join projects p on p.id = t.project_id
@@ -154,7 +159,7 @@ const toolBytes = bytesOf('tl', [
  * their message: what a merged message requested may be missing here. The start is fenced by the attempt. Sizes are compared
  * before anything is built: 8 tools of 330 KiB take 57 ms as json.
  */
-export const loadWithMessage: Fragment = sql.fragment`
+export const loadWithMessage = (): Fragment => sql.fragment`
   select to_json(l)::text from (${turnSelect(sql.fragment`t.id = claimed.data ->> 'generation_id'
     and t.status = 'pending' and p.paused_at is null
     and octet_length(coalesce(w.sealed, wu.sealed)) <= ${MAX_PRELOADED_BYTES} and ${agentBytes} <= ${MAX_PRELOADED_BYTES}
@@ -179,6 +184,7 @@ function loadedTurn(row: z.output<typeof LoadedTurn>): LoadedTurn {
     loaded_frame,
     loaded_root,
     loaded_context,
+    loaded_user,
     ...generation
   } = row
   return {
@@ -196,6 +202,7 @@ function loadedTurn(row: z.output<typeof LoadedTurn>): LoadedTurn {
     lastFrame: loaded_frame,
     rootTrace: loaded_root,
     traceContext: loaded_context,
+    user: loaded_user,
   }
 }
 
