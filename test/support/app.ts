@@ -8,6 +8,7 @@ import { loadConfig } from '#config.ts'
 import type { Clock } from '#core/base/clock.ts'
 import type { Config } from '#core/base/config.ts'
 import { createLog } from '#core/base/log.ts'
+import { openTelemetry } from '#core/base/telemetry.ts'
 import { rawQuery, sql } from '#core/db/sql.ts'
 import { openServer } from '#core/http/server.ts'
 import { loadedModules, loadModules, workForConcerns } from '#core/modules/module.ts'
@@ -175,6 +176,7 @@ export async function startApp(
   const logs: string[] = []
   const log = createLog({ level: config.LOG_LEVEL, destination: { write: (line: string) => void logs.push(line) } })
   const statements: string[] = []
+  const telemetry = await openTelemetry(config, { role: 'web', log })
   const concerns = options.workers ?? []
   const inside =
     options.inProcess ||
@@ -255,6 +257,7 @@ export async function startApp(
       await local?.stop(5000)
       await heartbeat?.end()
       await services.close()
+      await telemetry.close(1000)
       await database.drop()
     },
   }

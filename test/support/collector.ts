@@ -1,6 +1,7 @@
 import { createServer, type IncomingHttpHeaders } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { z } from 'zod'
+import { CANARIES } from './canaries.ts'
 
 /**
  * The bodies of exports as JSON: trace/v1/trace.proto, metrics/v1/metrics.proto and common/v1/common.proto below
@@ -163,6 +164,10 @@ export type Collector = {
   hangs: boolean
   /** Problems of bodies; empty if all are valid. */
   problems: string[]
+  /** Spans received. */
+  count: number
+  /** Spans with a canary, with what contains it. */
+  leaks: string[]
   named(name: string): ReceivedSpan[]
   close(): Promise<void>
 }
@@ -216,11 +221,28 @@ function readMetrics(body: z.output<typeof MetricsBody>): ReceivedMetric[] {
   )
 }
 
+/** Returns what of a span contains a canary. */
+function leaksOf({ name, attributes, events, resource }: ReceivedSpan): string[] {
+  const texts = {
+    name,
+    ...attributes,
+    ...Object.fromEntries(events.map(each => [each.name, each.attributes])),
+    ...resource,
+  }
+  return Object.entries(texts).flatMap(([key, value]) => {
+    const text = JSON.stringify(value)
+    return CANARIES.some(each => text.includes(each)) ? `${name}: ${key}: ${text}` : []
+  })
+}
+
 const READERS = {
-  '/v1/traces': (body: unknown, { spans, problems }: Collector) => {
+  '/v1/traces': (body: unknown, collector: Collector, keeps: boolean) => {
     const read = Body.safeParse(body)
-    if (read.success) spans.push(...readSpans(read.data))
-    else problems.push(z.prettifyError(read.error))
+    if (!read.success) return void collector.problems.push(z.prettifyError(read.error))
+    const spans = readSpans(read.data)
+    collector.count += spans.length
+    collector.leaks.push(...spans.flatMap(leaksOf))
+    if (keeps) collector.spans.push(...spans)
   },
   '/v1/metrics': (body: unknown, { metrics, problems }: Collector) => {
     const read = MetricsBody.safeParse(body)
@@ -230,20 +252,23 @@ const READERS = {
   },
 }
 
-/** A collector of traces and metrics on 127.0.0.1 that checks the bodies that it receives. */
-export async function startCollector(): Promise<Collector> {
+/**
+ * A collector of traces and metrics on 127.0.0.1 that checks the bodies that it receives, and spans for canaries.
+ * @param keeps whether it keeps them
+ */
+export async function startCollector({ keeps = true } = {}): Promise<Collector> {
   const server = createServer((request, response) => {
     const chunks: Buffer[] = []
     request.on('data', chunk => chunks.push(chunk))
     request.on('end', () => {
       const text = Buffer.concat(chunks).toString('utf8')
-      collector.bodies.push(text)
-      collector.headers.push(request.headers)
+      if (keeps) collector.bodies.push(text)
+      if (keeps) collector.headers.push(request.headers)
       if (collector.hangs) return
       if (request.method !== 'POST' || !(request.url && request.url in READERS))
         collector.problems.push(`${request.method} ${request.url}`)
       if (request.headers['content-type'] !== 'application/json') collector.problems.push('no JSON')
-      else READERS[request.url as keyof typeof READERS]?.(JSON.parse(text), collector)
+      else READERS[request.url as keyof typeof READERS]?.(JSON.parse(text), collector, keeps)
       response.writeHead(200, { 'content-type': 'application/json' }).end('{}')
     })
   })
@@ -257,6 +282,8 @@ export async function startCollector(): Promise<Collector> {
     headers: [],
     hangs: false,
     problems: [],
+    count: 0,
+    leaks: [],
     named: name => collector.spans.filter(span => span.name === name),
     close: () =>
       new Promise(resolve => {

@@ -1,3 +1,14 @@
+/** Telemetry of a run with `--spans`: every span goes to its collector. */
+const spansEnvironment = (): Record<string, string> =>
+  process.env.TEST_SPANS
+    ? {
+        OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: `${process.env.TEST_SPANS}/v1/traces`,
+        OTEL_TRACES_SAMPLER: 'always_on',
+        OTEL_BSP_SCHEDULE_DELAY: '50',
+        OTEL_BSP_MAX_QUEUE_SIZE: '100000',
+      }
+    : {}
+
 /** The environment every test process starts from. */
 export const testEnvironment = (databaseUrl: string): Record<string, string> => ({
   NODE_ENV: 'test',
@@ -13,4 +24,5 @@ export const testEnvironment = (databaseUrl: string): Record<string, string> => 
   DATABASE_POOL_MAX: '20',
   // Turns fail without a wait for their model.
   PROVIDER_MAX_RETRIES: '2',
+  ...spansEnvironment(),
 })

@@ -1,6 +1,7 @@
 import { deflateSync, gzipSync } from 'node:zlib'
 import { type Kind, kinds } from '#core/api/kind.ts'
 import { operations } from '#core/api/operation.ts'
+import { canary } from './canaries.ts'
 
 type Json = Record<string, any>
 
@@ -291,6 +292,20 @@ export function sample(schema: Json, name: string, random: Random, ids: Ids, doc
   }
 }
 
+/** Fields of content, which no span contains. */
+const CONTENT = new Set([
+  'content',
+  'description',
+  'filename',
+  'greeting',
+  'instructions',
+  'message',
+  'prompt',
+  'query',
+  'text',
+  'title',
+])
+
 function sampleText(schema: Json, name: string, random: Random, ids: Ids): string {
   if (prefixOf(name)) return idFor(random, ids, name)
   if (name === 'version') return '1'
@@ -306,7 +321,8 @@ function sampleText(schema: Json, name: string, random: Random, ids: Ids): strin
   if (name === 'metric' || name === 'scope' || name === 'window') return name
   const low = schema.minLength ?? 0
   const high = Math.min(schema.maxLength ?? 40, 40)
-  const text = random.pick(['text', 'Grüße 😀', 'a-b_c.d', 'x', `n${random.int(1e6)}`, 'two words'])
+  const picked = random.pick(['text', 'Grüße 😀', 'a-b_c.d', 'x', `n${random.int(1e6)}`, 'two words'])
+  const text = CONTENT.has(name) ? `${canary(name)} ${picked}` : picked
   return text.padEnd(low, 'x').slice(0, Math.max(low, high))
 }
 
@@ -398,7 +414,7 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
   createSecret: (random, ids) => ({
     project_id: random.pick(ids.own.proj),
     name: 'secret',
-    value: `value ${random.int(9)}`,
+    value: `${canary('secret')} ${random.int(9)}`,
   }),
   updateSecret: random => ({ value: `value ${random.int(9)}` }),
   createQuota: (random, ids) => ({

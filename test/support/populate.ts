@@ -10,6 +10,7 @@ import { createTurn } from '#execution/generations/request/create.ts'
 import { insertClient, insertGrant } from '#identity/grants/store.ts'
 import { eventually, type TestApp } from './app.ts'
 import { propose } from './approvals.ts'
+import { canary } from './canaries.ts'
 import { createBody, type Described, describedOperations, type Ids, randomOf, withoutSharing } from './fuzz.ts'
 import { postedBy } from './replies.ts'
 
@@ -68,26 +69,28 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   ids.own.trg_fire = [(await send(`/triggers/${one('trg')}/fire?wait=false`)).id]
   ids.own.whd = [(await send(`/webhooks/${one('wh')}/test`)).id]
   ids.own.trg_fire = [(await send(`/triggers/${one('trg')}/fire`, { wait: false })).id]
-  await send(`/agents/${one('agent')}/generate?wait=false`, { prompt: 'hello' })
+  await send(`/agents/${one('agent')}/generate?wait=false`, { prompt: canary('prompt') })
   const [generation] = (await app.admin.get(`/generations?project_id=${one('proj')}`)).body.data
-  ids.own.apr = [(await propose(app, generation.id, { id: one('tool'), name: 'tool' }, { amount: 1 })).id]
+  ids.own.apr = [
+    (await propose(app, generation.id, { id: one('tool'), name: 'tool' }, { amount: 1, to: canary('argument') })).id,
+  ]
   ids.own.chain = [await chainOf(app, generation.id)]
   const acceptance = await send(`/shares/${one('shr')}/accept`, { project_id: guest })
-  const message = await send(`/conversations/${one('conv')}/messages`, { role: 'user', message: 'hello' })
+  const message = await send(`/conversations/${one('conv')}/messages`, { role: 'user', message: canary('message') })
   const session = (await app.admin.get(`/sessions/${one('sess')}`)).body
   const reply = await send(`/conversations/${session.conversation_id}/messages`, {
     role: 'assistant',
-    message: 'hello',
+    message: canary('message'),
   })
   const rated = await app.admin.put(`/sessions/${session.id}/messages/${reply.document_id}/feedback`, { rating: 1 })
   ids.own.fb = [rated.body.id]
-  ids.own.snote = [(await send(`/sessions/${session.id}/notes`, { text: 'x' })).id]
+  ids.own.snote = [(await send(`/sessions/${session.id}/notes`, { text: canary('note') })).id]
 
   const inCase = `/cases/${one('case')}`
-  ids.own.case_evd = [(await send(`${inCase}/evidence`, { name: 'N', kind: 'note', content: 'x' })).id]
+  ids.own.case_evd = [(await send(`${inCase}/evidence`, { name: 'N', kind: 'note', content: canary('evidence') })).id]
   ids.own.case_link = [(await send(`${inCase}/links`, { type: 'file', target_id: one('file') })).id]
   ids.own.pbk_exp = [(await send('/playbook-exports', { subject_type: 'case', subject_id: one('case') })).id]
-  ids.own.case_evt = [(await send(`${inCase}/comments`, { body: 'x' })).id]
+  ids.own.case_evt = [(await send(`${inCase}/comments`, { body: canary('comment') })).id]
 
   const project_id = one('proj')
   const price = { model: 'm', component: 'output_tokens', unit: 'token', unit_price: 1, effective_from: '2999-01-01' }
@@ -104,7 +107,7 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   const used = `/usage/events?project_id=${project_id}`
   ids.own.ue = [(await eventually(async () => (await app.admin.get(used)).body.data[0])).id]
 
-  const input = [{ role: 'user', content: 'hello' }]
+  const input = [{ role: 'user', content: canary('content') }]
   ids.own.dsit = [(await send(`/datasets/${one('dset')}/items`, { input })).id]
   const measured = { project_id, agent_id: one('agent'), dataset_id: one('dset'), scorers: [{ type: 'exact_match' }] }
   ids.own.eval = [(await send('/evals', { ...measured, name: 'measured' })).id]

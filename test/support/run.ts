@@ -3,7 +3,8 @@
  * files and options of mocha) only these tests. `--in-process` runs the workers that tests start inside the process of
  * the test, which is faster; `--installed-browser` takes a browser of this machine in place of the packed one;
  * `--nightly` repeats random tests for hours. `--postgres DIR` runs the tests of other-postgres.ts, or those given, on a server
- * with the programs in DIR. A complete run runs files with a failed test once more, alone, and names
+ * with the programs in DIR. `--spans` exports every span of every process to a collector, and fails if one has a canary
+ * (canaries.ts). A complete run runs files with a failed test once more, alone, and names
  * those that pass then; it fails where no test received an event that a stream declares. The last line printed is the
  * totals; a step that fails counts as one failed test.
  */
@@ -13,6 +14,7 @@ import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { pathToFileURL } from 'node:url'
 import { isDriven } from './client-driver.ts'
+import { type Collector, startCollector } from './collector.ts'
 import { PROFILE, startOther } from './other-postgres.ts'
 import { startServer } from './postgres.ts'
 import { LASTING_FLAGS } from './processes.ts'
@@ -26,6 +28,8 @@ const SLOWEST = 20
 const TIMES_FILE = path.join(root, 'node_modules/.cache/test-times.jsonl')
 /** Concurrent files: two more than the cores of the smallest machine, because tests wait for half of their time. */
 const JOBS = 4
+/** Tests with a separate collector, or without one. */
+const TELEMETRY = /^test\/core\/telemetry/
 /** More failed files than these are not the odd test that met a bad moment: nothing is run again. */
 const AGAIN_MAX = 10
 
@@ -159,6 +163,13 @@ function report(files: FileTotals, times: FileTime[], serverMs: number): void {
   console.log(`processor time: tests ${seconds(cpuMs).trim()}, database ${seconds(serverMs).trim()}`)
 }
 
+/** Prints what a collector of all spans found; returns the number of failures, 0 or 1. */
+function checkSpans({ count, leaks, problems }: Collector): number {
+  console.log(`spans: ${count} exported, ${leaks.length} with a canary`)
+  for (const line of new Set([...leaks, ...problems])) console.log(indented(line))
+  return count === 0 || leaks.length + problems.length > 0 ? 1 : 0
+}
+
 /** Prints each failure once more, in short: in a long run they are far from each other, between the lines of other files. */
 function reportFailures(files: FileTotals): void {
   for (const [file, { failures }] of Object.entries(files))
@@ -248,6 +259,12 @@ const args = process.argv.slice(2).filter(arg => !(arg in SWITCHES))
 const [, otherServer] = args.includes('--postgres') ? args.splice(args.indexOf('--postgres'), 2) : []
 if (otherServer && !args.some(arg => arg.endsWith('.test.ts'))) args.push(...PROFILE)
 for (const [option, name] of Object.entries(SWITCHES)) if (process.argv.includes(option)) env[name] = 'true'
+const collector = args.includes('--spans') ? await startCollector({ keeps: false }) : null
+if (collector) {
+  args.splice(args.indexOf('--spans'), 1)
+  env.TEST_SPANS = collector.url
+  if (!args.some(arg => arg.endsWith('.test.ts'))) args.push(...allFiles().filter(file => !TELEMETRY.test(file)))
+}
 const framesFile = path.join(tmpdir(), `muster-frames-${process.pid}.txt`)
 if (args.length === 0) env.TEST_FRAMES = framesFile
 const usesClient =
@@ -269,6 +286,7 @@ try {
     const result = args.length ? { ...(await test(some, url)), flaky: {} } : await testAll(url)
     totals = sum(result.files)
     if (args.length === 0) totals.failed += await checkStreams(framesFile)
+    if (collector) totals.failed += checkSpans(collector)
     if (args.length === 0) reportFailures(result.files)
     report(result.files, result.times, server ? processorTime(server.pid) : 0)
     const flaky = Object.keys(result.flaky)
