@@ -60,6 +60,8 @@ describe('traces', function () {
       'muster.surface': 'rest',
       'muster.principal_type': 'api_key',
       'muster.project_id': app.projectId,
+      'session.id': session.id,
+      'gen_ai.conversation.id': session.conversation_id,
     })
     assert.deepEqual([server.resource['service.name'], turn.resource['service.name']], ['muster-web', 'muster-worker'])
 

@@ -1,12 +1,12 @@
 import { listConsentable, targetName } from '../api/access.ts'
-import type { Call } from '../api/call.ts'
+import type { Call, CallSurface } from '../api/call.ts'
 import { endUserError } from '../api/end-user.ts'
-import type { Kind } from '../api/kind.ts'
+import type { Kind, KindRow } from '../api/kind.ts'
 import type { Operation, OperationResult, StreamedBody } from '../api/operation.ts'
 import { AppError } from '../base/errors.ts'
 import type { Services } from '../base/services.ts'
-import { currentSpan } from '../base/telemetry.ts'
-import { MUSTER } from '../base/telemetry-names.ts'
+import { type Attributes, currentSpan } from '../base/telemetry.ts'
+import { ATTRIBUTE, MUSTER } from '../base/telemetry-names.ts'
 import { isPlanStale } from '../db/prepared-statements.ts'
 import { isForeignKeyViolation, isProjectDeleted } from '../db/sql.ts'
 import { withTenant } from '../db/tenant-context.ts'
@@ -61,10 +61,28 @@ async function runGuarded(inv: Invocation): Promise<OperationResult> {
   }
 }
 
+/** Surfaces of calls that are part of other work, whose session or run the span has. */
+const INNER_SURFACES: ReadonlySet<CallSurface> = new Set(['platform_tool', 'formation', 'trigger'])
+
+/** Returns the session, conversation and run of a row, or that the row itself is. */
+function subjectOf({ params }: Call, resource: KindRow | undefined): Attributes {
+  const row = (resource ?? {}) as Record<string, unknown>
+  const idOf = (name: 'session_id' | 'conversation_id' | 'orchestration_run_id'): string | null => {
+    const id = params[name] === row.id ? row.id : row[name]
+    return typeof id === 'string' ? id : null
+  }
+  return {
+    [ATTRIBUTE.session]: idOf('session_id'),
+    [ATTRIBUTE.conversation]: idOf('conversation_id'),
+    [MUSTER.run]: idOf('orchestration_run_id'),
+  }
+}
+
 /** Adds the call to the span that it is part of: of its request, or of the tool that makes it. */
-function noteInSpan({ operation, call, caller, project }: Invocation): void {
+function noteInSpan({ operation, call, caller, project, resource }: Invocation): void {
   const span = currentSpan()
   if (!span) return
+  if (!INNER_SURFACES.has(call.surface)) span.share(subjectOf(call, resource))
   span.set({
     [MUSTER.operation]: operation.id,
     [MUSTER.surface]: call.surface,
