@@ -619,8 +619,9 @@ describe('ingestion', () => {
         update documents set status = 'processing', chunk_count = 5, embedded_chunks = 4, total_chunks = 9,
           total_pages = 3, embed_since = now()`)
       assert.equal((await other.key.post(`/documents/${body.id}/ingest`)).status, 202)
-      const { id: next, created_at, due_at, ...rest } = await attempt()
+      const { id: next, created_at, due_at, trace_context, ...rest } = await attempt()
       assert.notEqual(next, id)
+      assert.notEqual(trace_context, 'before')
       assert.ok((due_at as string) <= new Date(Date.now() + 1000).toISOString())
       assert.deepEqual(rest, {
         document_id: body.id,
@@ -631,7 +632,6 @@ describe('ingestion', () => {
         principal: { type: 'api_key', id: other.keyId, via: null },
         allow_deferral: true,
         settings: { chunk_strategy: 'page', chunk_unit: null, chunk_size: null, chunk_overlap: null },
-        trace_context: null,
         pages: null,
       })
       assert.deepEqual((await other.key.get(`/documents/${body.id}/status`)).body, {

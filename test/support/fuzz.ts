@@ -620,7 +620,7 @@ const examples: Partial<Record<string, (random: Random, ids: Ids) => unknown>> =
     questions: questions(random),
     input: 'text',
   }),
-  createAgentGeneration: random => ({ prompt: 'hello', ...(random.chance(0.3) ? { stream: true } : {}) }),
+  createAgentGeneration: random => ({ prompt: canary('prompt'), ...(random.chance(0.3) ? { stream: true } : {}) }),
   generateConversationMessage: (random, ids) => ({ agent_id: random.pick(ids.own.agent) }),
   createSession: (random, ids) => ({ agent_id: random.pick(ids.own.agent) }),
   updateSession: random => ({ name: `renamed ${random.int(9)}`, tags: { team: 'finance' } }),

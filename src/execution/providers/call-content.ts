@@ -11,36 +11,48 @@ import type { ModelAnswer, ModelRequest, PromptMessage } from './model-messages.
 /** Most bytes of an attribute. */
 const MAX_BYTES = 8192
 
-/** Most bytes of a text in it, tried in turn until the attribute fits. */
-const TEXT_BYTES = [MAX_BYTES, 2048, 512, 128]
+/** Most bytes of a text of the instructions, and of a message before the newest. */
+const TEXT_BYTES = 2048
 
-/** Newest messages that are considered: more do not fit. */
-const MAX_MESSAGES = 150
+/** Most bytes of a text of the newest message, tried in turn until the message fits. */
+const NEWEST_TEXT_BYTES = [6144, TEXT_BYTES, 512, 128]
 
-/** A message, or its parts, with texts cut by `cut`. */
+/** Parts of a message that are considered, the newest: more do not fit. */
+const MAX_PARTS = 30
+
 type Message = { role: string; parts: object[]; finish_reason?: string }
 type Cut = (text: string) => string
+/** Makes a message with its texts cut. */
+type Build = (cut: Cut) => Message
 
 /** Returns the messages of a request. */
-export const inputContent = (request: ModelRequest, secrets: readonly string[]): Record<string, string> => ({
-  [ATTRIBUTE.inputMessages]: fitted(secrets, cut => [
-    ...(request.system ? [{ role: 'system', parts: [textPart(request.system, cut)] }] : []),
-    ...request.messages.slice(-MAX_MESSAGES).map(message => messageOf(message, cut)),
-  ]),
+export const inputContent = (
+  { system, messages }: ModelRequest,
+  secrets: readonly string[],
+): Record<string, string> => ({
+  [ATTRIBUTE.inputMessages]: fitted(
+    secrets,
+    messages.map(
+      (message): Build =>
+        cut =>
+          messageOf(message, cut),
+    ),
+    system ? cut => ({ role: 'system', parts: [textPart(system, cut)] }) : null,
+  ),
 })
 
 /** Returns the message of an answer. */
 export const outputContent = (answer: ModelAnswer, secrets: readonly string[]): Record<string, string> => ({
-  [ATTRIBUTE.outputMessages]: fitted(secrets, cut => [
-    {
+  [ATTRIBUTE.outputMessages]: fitted(secrets, [
+    cut => ({
       role: 'assistant',
       parts: [
         ...(answer.reasoning ? [{ type: 'reasoning', content: cut(answer.reasoning) }] : []),
         ...(answer.text ? [textPart(answer.text, cut)] : []),
-        ...answer.tool_calls.map(({ id, tool_name, args }) => callPart(id, tool_name, args, cut)),
+        ...answer.tool_calls.slice(-MAX_PARTS).map(({ id, tool_name, args }) => callPart(id, tool_name, args, cut)),
       ],
       finish_reason: FINISH_REASONS[answer.finish_reason] ?? answer.finish_reason,
-    },
+    }),
   ]),
 })
 
@@ -72,7 +84,7 @@ function jsonOf(value: unknown, cut: Cut): unknown {
 function messageOf(message: PromptMessage, cut: Cut): Message {
   const { role, content } = message
   if (typeof content === 'string') return { role, parts: [textPart(content, cut)] }
-  const parts = content.map(part => {
+  const parts = content.slice(-MAX_PARTS).map(part => {
     switch (part.type) {
       case 'text':
         return textPart(part.text, cut)
@@ -87,17 +99,25 @@ function messageOf(message: PromptMessage, cut: Cut): Message {
   return { role, parts }
 }
 
-/** Returns messages as JSON of at most MAX_BYTES: texts are cut, then the oldest messages are omitted. */
-function fitted(secrets: readonly string[], build: (cut: Cut) => Message[]): string {
-  let messages: Message[] = []
-  for (const bytes of TEXT_BYTES) {
-    messages = build(text => redactCredentials(maskSecrets(text, secrets, bytes)))
-    if (fits(messages)) return JSON.stringify(messages)
+/** Returns messages as JSON of at most MAX_BYTES: texts are cut, and the oldest messages omitted, but not the first one. */
+function fitted(secrets: readonly string[], messages: readonly Build[], first: Build | null = null): string {
+  let room = MAX_BYTES - '[]'.length
+  const take = (build: Build, sizes: readonly number[]): string | null => {
+    for (const bytes of sizes) {
+      const text = JSON.stringify(build(each => redactCredentials(maskSecrets(each, secrets, bytes))))
+      const size = Buffer.byteLength(text) + ','.length
+      if (size > room) continue
+      room -= size
+      return text
+    }
+    return null
   }
-  while (messages.length > 1 && !fits(messages)) messages.shift()
-  const [last] = messages
-  while (last.parts.length > 0 && !fits(messages)) last.parts.shift()
-  return JSON.stringify(messages)
+  const head = first && take(first, [TEXT_BYTES])
+  const kept: string[] = []
+  for (const build of messages.toReversed()) {
+    const text = take(build, kept.length === 0 ? NEWEST_TEXT_BYTES : [TEXT_BYTES])
+    if (text === null) break
+    kept.unshift(text)
+  }
+  return `[${[head, ...kept].filter(text => text !== null).join(',')}]`
 }
-
-const fits = (messages: Message[]): boolean => Buffer.byteLength(JSON.stringify(messages)) <= MAX_BYTES
