@@ -31,6 +31,8 @@ describe('recovery record of a turn', function () {
     (await app.rows(`select instance_id from worker_heartbeats where holder is not null and kinds <> '{}'`)).map(
       ({ instance_id }) => instance_id,
     )
+  /** Random ID of a process, with which its name ends. */
+  const idOf = (name: string | undefined) => name?.split(':').at(-1)
   /** Ends the leases of a process that cannot renew them. No other lease expires, however busy the machine is. */
   const expireLeases = () =>
     app.rows(`update pgboss.job_common set heartbeat_on = now() - interval '60.001 s' where state = 'active'`)
@@ -106,7 +108,10 @@ describe('recovery record of a turn', function () {
     await eventually(() => target.requests.length === 1)
     const body = await recovery(id)
     const [{ instance_id, started_at, lease_expires_at, ended_by }] = body.attempts
-    assert.deepEqual([instance_id], await workers())
+    const names = await workers()
+    assert.deepEqual([instance_id], names.map(idOf))
+    const asAdmin = (await app.admin.get(`/generations/${id}/recovery`)).body
+    assert.deepEqual([asAdmin.attempts[0].instance_id], names)
     assert.ok(lease_expires_at > started_at)
     assert.equal(ended_by, null)
     assert.deepEqual(states(body), ['act unknown'])
@@ -129,10 +134,10 @@ describe('recovery record of a turn', function () {
     const body = await recovery(id)
     assert.deepEqual(ends(body), ['1 lease_lost', '2 settled'])
     const [lost, last] = body.attempts
-    assert.equal(lost.instance_id, killed)
+    assert.equal(lost.instance_id, idOf(killed))
     assert.equal(lost.ended_at, lost.lease_expires_at)
     assert.ok(lost.started_at < lost.ended_at && lost.ended_at <= last.started_at, JSON.stringify(body.attempts))
-    assert.ok(last.instance_id !== null && last.instance_id !== killed)
+    assert.ok(last.instance_id !== null && last.instance_id !== lost.instance_id)
     assert.deepEqual(states(body), ['act withheld', 'again repeated'])
     const [withheld, repeated] = body.calls
     assert.deepEqual([withheld.attempt, withheld.started_at], [null, null])
@@ -158,7 +163,7 @@ describe('recovery record of a turn', function () {
     await ended(id)
     const body = await recovery(id)
     assert.deepEqual(ends(body), ['1 lease_lost', '2 settled'])
-    assert.equal(body.attempts[0].instance_id, name)
+    assert.equal(body.attempts[0].instance_id, idOf(name))
     assert.notEqual(body.attempts[0].lease_expires_at, null)
     assert.deepEqual(states(body), ['again repeated'])
   })
@@ -182,7 +187,7 @@ describe('recovery record of a turn', function () {
     const body = await recovery(id)
     assert.deepEqual(ends(body), ['1 released', '2 settled'])
     const [{ instance_id, lease_expires_at, ended_at }, { started_at }] = body.attempts
-    assert.deepEqual([instance_id, lease_expires_at], [name, null])
+    assert.deepEqual([instance_id, lease_expires_at], [idOf(name), null])
     assert.ok(ended_at <= started_at)
     assert.deepEqual(states(body), ['again repeated'])
   })
@@ -213,7 +218,9 @@ describe('recovery record of a turn', function () {
     await ended(id)
     const found = await recovery(id)
     assert.deepEqual(ends(found), ['1 lease_lost', '2 settled'])
-    assert.match(found.attempts[0].instance_id, /:web:/)
+    assert.match(found.attempts[0].instance_id, /^[0-9a-f-]{36}$/)
+    const { attempts } = (await app.admin.get(`/generations/${id}/recovery`)).body
+    assert.ok(attempts[0].instance_id.endsWith(`:web:${found.attempts[0].instance_id}`))
   })
 
   it('of a turn that waited for its client stores no attempts', async () => {
@@ -247,6 +254,12 @@ describe('recovery record of a turn', function () {
     ])
     assert.equal((await other.get(path)).status, 403)
     assert.equal((await app.anonymous.get(path)).status, 401)
+    // Any number of other entries of the project.
+    await app.rows(
+      `insert into audit_entries (id, project_id, action, resource_public_id, status, created_at)
+       select 'aud_' || n, $1, 'agents:GetAgent', 'agt_' || n, 200, now() from generate_series(1, 20001) n`,
+      [app.projectId],
+    )
     await app.key.post(`/generations/${id}/cancel`)
     const { audit } = (await app.admin.get(path)).body
     assert.deepEqual(

@@ -358,20 +358,23 @@ export const recordSealingPass = (db: Queryable, began: Date): Promise<unknown> 
     insert into audit_sealing (passed_at) values (${began.toISOString()}::timestamptz)
     on conflict (singleton) do update set passed_at = greatest(audit_sealing.passed_at, excluded.passed_at)`)
 
-/** Entries of a project that a search for a resource reads, and most that it returns. */
-const MAX_SCANNED = 20_000
-const MAX_OF_RESOURCE = 100
+/** Most entries of a turn or run that a search returns. */
+const MAX_OF_WORK = 100
+
+/** Condition of the index audit_entries_work, which a statement must repeat. */
+const isOfWork = sql.fragment`
+  (starts_with(resource_public_id, 'gen_') or starts_with(resource_public_id, 'orch_run_'))`
 
 const resourceEntryRow = sql.type(auditEntryKind.row.extend({ hash: z.string().nullable() }))
 type ResourceEntry = z.output<typeof auditEntryKind.row> & { hash: string | null }
 
 /**
- * Lists the entries of a resource, oldest first, with their hashes; null until an entry is sealed. Reads the first 20,000
- * entries of the project from a time on, by audit_entries_project, and the seals by audit_seal_batches_recent.
+ * Lists the entries of a turn or run, oldest first, with their hashes; null until an entry is sealed. By audit_entries_work, and
+ * the seals by audit_seal_batches_recent.
  */
-export const listEntriesOf = (
+export const listEntriesOfWork = (
   db: Queryable,
-  { id, project_id, created_at }: { id: string; project_id: string; created_at: string },
+  { id, project_id }: { id: string; project_id: string },
 ): Promise<readonly ResourceEntry[]> =>
   db.any(resourceEntryRow`
     select ${auditEntryKind.columns}, (
@@ -381,7 +384,6 @@ export const listEntriesOf = (
         order by b.last_id limit 1) as hash
     from (
       select * from audit_entries
-      where project_id = ${project_id} and created_at >= ${created_at}::timestamptz - interval '1 minute'
-      order by created_at, id limit ${MAX_SCANNED}) t
-    where t.resource_public_id = ${id}
-    order by t.created_at, t.id limit ${MAX_OF_RESOURCE}`)
+      where resource_public_id = ${id} and ${isOfWork} and project_id = ${project_id}
+      order by created_at, id limit ${MAX_OF_WORK}) t
+    order by t.created_at, t.id`)

@@ -8,6 +8,9 @@ export const HOLDER = randomUUID()
 export const instanceId = ({ INSTANCE_ID }: { INSTANCE_ID: string }, kind: 'worker' | 'web'): string =>
   kind === 'web' ? `${INSTANCE_ID}:web:${HOLDER}` : `${INSTANCE_ID}:${HOLDER}`
 
+/** Returns the unique ID of a process by its name in heartbeats; null if the name has none. */
+export const holderOf = (instanceId: string): string | null => /(?<![^:])[0-9a-f-]{36}$/.exec(instanceId)?.[0] ?? null
+
 /** Identity of a process among all past processes of a host. Processes with the same `host` share a PID namespace. */
 export type ProcessIdentity = { host: string; pid: number; started: string }
 

@@ -1,9 +1,12 @@
 import { z } from 'zod'
-import { entriesOfResource, READ_ENTRIES, ResourceEntries } from '#control/audit/resource-entries.ts'
+import { entriesOfWork, READ_ENTRIES, WorkEntries } from '#control/audit/work-entries.ts'
+import { passesAdminGate } from '#core/api/access.ts'
 import { itemOperation, type Operation } from '#core/api/operation.ts'
 import { toWireTime } from '#core/base/clock.ts'
+import { holderOf } from '#core/base/holder.ts'
 import type { Services } from '#core/base/services.ts'
 import type { Queryable } from '#core/db/sql.ts'
+import type { Caller } from '#core/iam/caller.ts'
 import { findOpenStep } from '../journal/store.ts'
 import { type GenerationRow, generationKind, type JournalStepRow, type ToolCallOutcome } from '../model.ts'
 import { readSteps } from '../traces/file.ts'
@@ -18,7 +21,7 @@ export const RecoveryAttempt = z.object({
     .string()
     .nullable()
     .describe(
-      'Process of the attempt. Null if unknown: it is recorded while the attempt runs, and with an interruption.',
+      'Process of the attempt: its name for an admin of the deployment, otherwise its random ID, with which the name ends. Null if unknown: it is recorded while the attempt runs, and with an interruption.',
     ),
   started_at: time.describe('Start of the attempt. Null if unknown.'),
   lease_expires_at: time.describe('End of the lease of an attempt that runs or whose lease was lost. Null otherwise.'),
@@ -63,7 +66,7 @@ const Recovery = z
       .array(recoveryCall(z.int().describe('Number of the step, from 1')))
       .nullable()
       .describe('Tool calls that the platform made or started. Null if the content is erased or not stored.'),
-    audit: ResourceEntries,
+    audit: WorkEntries,
   })
   .meta({ id: 'GenerationRecovery' })
 
@@ -86,18 +89,27 @@ export const getGenerationRecovery: Operation = itemOperation(generationKind, {
   answers: { 200: Recovery },
   raises: ['FILE_STORAGE_MISCONFIGURED'],
   async run(context) {
-    const { services, resource, db } = context
+    const { services, resource, db, caller } = context
     const { GENERATION_LEASE_SECONDS } = services.config
     const { interruptions, live } = await findAttempts(db, resource, GENERATION_LEASE_SECONDS)
     const attempts = attemptsOf(resource, interruptions, live)
     return {
       id: resource.id,
-      attempts: attempts.slice(-MAX_ATTEMPTS),
+      attempts: withVisibleProcesses(caller, attempts.slice(-MAX_ATTEMPTS)),
       calls: await callsOf(services, db, resource, attempts),
-      audit: await entriesOfResource(context),
+      audit: await entriesOfWork(context),
     }
   },
 })
+
+/** Action that names of processes require, which contain names of hosts. */
+const READ_PROCESSES = 'system:GetSystemStatus'
+
+/** Returns attempts with their processes as the caller may see them: by name, or by random ID. */
+export const withVisibleProcesses = <A extends RecoveryAttempt>(caller: Caller, attempts: A[]): A[] =>
+  passesAdminGate(caller, READ_PROCESSES, null)
+    ? attempts
+    : attempts.map(each => ({ ...each, instance_id: each.instance_id && holderOf(each.instance_id) }))
 
 /** Presents an interrupted attempt. `started`: its start and process, where known. */
 export const interruptedAttempt = (

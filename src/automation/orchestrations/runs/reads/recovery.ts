@@ -1,10 +1,15 @@
 import { z } from 'zod'
-import { entriesOfResource, READ_ENTRIES, ResourceEntries } from '#control/audit/resource-entries.ts'
+import { entriesOfWork, READ_ENTRIES, WorkEntries } from '#control/audit/work-entries.ts'
 import { itemOperation, type Operation } from '#core/api/operation.ts'
 import { toWireTime } from '#core/base/clock.ts'
 import type { Services } from '#core/base/services.ts'
 import { type Queryable, sql } from '#core/db/sql.ts'
-import { interruptedAttempt, RecoveryAttempt, recoveryCall } from '#execution/generations/recovery/get-recovery.ts'
+import {
+  interruptedAttempt,
+  RecoveryAttempt,
+  recoveryCall,
+  withVisibleProcesses,
+} from '#execution/generations/recovery/get-recovery.ts'
 import { Interruption } from '#execution/generations/recovery/interruptions.ts'
 import { WORKER_EXECUTED } from '../engine/node-execution-store.ts'
 import { loadPinnedGraph } from '../engine/pinned-graph.ts'
@@ -27,7 +32,7 @@ const Recovery = z
     calls: z
       .array(recoveryCall(z.string().describe('ID of the node')))
       .describe('Calls of these node executions; of a node that polls, the last one, which is `repeated` if any was'),
-    audit: ResourceEntries,
+    audit: WorkEntries,
   })
   .meta({ id: 'OrchestrationRunRecovery' })
 
@@ -46,14 +51,14 @@ export const getRunRecovery: Operation = itemOperation(runKind, {
   alsoActions: [READ_ENTRIES],
   answers: { 200: Recovery },
   async run(context) {
-    const { services, db, resource } = context
+    const { services, db, resource, caller } = context
     const executions = await listStarted(db, resource.id)
     const tools = await toolNames(services, db, resource)
     return {
       id: resource.id,
-      attempts: executions.flatMap(attemptsOf),
+      attempts: withVisibleProcesses(caller, executions.flatMap(attemptsOf)),
       calls: executions.flatMap(execution => callOf(execution, tools.get(execution.node_id) ?? null) ?? []),
-      audit: await entriesOfResource(context),
+      audit: await entriesOfWork(context),
     }
   },
 })
