@@ -1,5 +1,6 @@
 import { loadSettings } from '#config.ts'
 import { type Config, ConfigError } from '#core/base/config.ts'
+import { release } from '#core/base/release.ts'
 import { poolerProblem, requireConnections } from '#core/db/connections.ts'
 import { addressOf } from '#core/db/database-url.ts'
 import { openPool, type Pool } from '#core/db/pool.ts'
@@ -308,6 +309,7 @@ async function checkWorkers(config: Config, pool: Pool): Promise<Check[]> {
   for (const { instance_id, clock_ahead_ms } of processes.filter(isFresh))
     if (clock_ahead_ms !== null && Math.abs(clock_ahead_ms) >= SKEW_WARN_MS)
       checks.push({ ...checkClock(clock_ahead_ms), name: `clock of ${instance_id}` })
+  checks.push(...checkVersions(processes.filter(isFresh).flatMap(({ version }) => version ?? [])))
   const silent = all.filter(each => !fresh.includes(each))
   if (silent.length > 0)
     checks.push({
@@ -317,6 +319,21 @@ async function checkWorkers(config: Config, pool: Pool): Promise<Check[]> {
       fix: 'Check whether they were killed, hang, or lost the database; their rows are deleted after a week.',
     })
   return checks
+}
+
+/** Returns a warning if live processes have other releases than this command, as during an upgrade. */
+function checkVersions(versions: readonly string[]): Check[] {
+  const counts = Map.groupBy(versions, version => version)
+  if ([...counts.keys()].every(version => version === release)) return []
+  const detail = [...counts].map(([version, all]) => `${version} (${all.length})`).sort()
+  return [
+    {
+      name: 'versions',
+      status: 'warn',
+      detail: `live processes by release: ${detail.join(', ')}; this command is of ${release}`,
+      fix: 'Finish the upgrade: replace the processes of other releases.',
+    },
+  ]
 }
 
 async function checkKeys(config: Config, pool: Pool): Promise<Check[]> {

@@ -53,6 +53,7 @@ export const countBrowserKeys = (db: Queryable): Promise<number> =>
 const Heartbeat = z.strictObject({
   instance_id: z.string(),
   kinds: z.array(z.string()),
+  version: z.string().nullable(),
   age_ms: z.number(),
   clock_ahead_ms: z.number().nullable(),
 })
@@ -60,7 +61,7 @@ const Heartbeat = z.strictObject({
 /** Lists the heartbeats of workers, and of web processes, which have no `kinds`, newest first. */
 export const listHeartbeats = (db: Queryable): Promise<readonly z.output<typeof Heartbeat>[]> =>
   db.any(sql.type(Heartbeat)`
-    select instance_id, kinds, (extract(epoch from now() - beat_at) * 1000)::float8 as age_ms, clock_ahead_ms
+    select instance_id, kinds, version, (extract(epoch from now() - beat_at) * 1000)::float8 as age_ms, clock_ahead_ms
     from worker_heartbeats order by age_ms`)
 
 /** Acquires the lock of `up` on an embedded database, until the connection is closed. Returns false if it is held. */

@@ -5,6 +5,7 @@ import path from 'node:path'
 import { parseEnv } from 'node:util'
 import { newId } from '#core/base/ids.ts'
 import { silentLog } from '#core/base/log.ts'
+import { release } from '#core/base/release.ts'
 import { openPool } from '#core/db/pool.ts'
 import { sql } from '#core/db/sql.ts'
 import { handler } from '#core/work/handler.ts'
@@ -233,6 +234,22 @@ describe('muster', function () {
         /runs ingestion, generation, orchestration, trigger, evaluation, snapshot$/,
       )
       assert.match(ill.of('workers')[1].detail, /ingestion\+generation\+orchestration\+trigger\+evaluation\+snapshot/)
+    })
+
+    it('reports processes of another release, as during an upgrade', async () => {
+      const beatOf = (instance: string, version: string, age: string) =>
+        app.services.pool.query(sql.unsafe`
+          insert into worker_heartbeats (instance_id, kinds, version, started_at, beat_at)
+          values (${instance}, '{}', ${version}, now(), now() - ${age}::interval)`)
+      await beatOf('web of now', release, '1 second')
+      await beatOf('web of then', '0.0.8', '1 hour')
+      assert.deepEqual((await diagnosis()).of('versions'), [])
+      await beatOf('web of before', '0.0.9', '1 second')
+      const [{ status, detail, fix }] = (await diagnosis()).of('versions')
+      assert.equal(status, 'warn')
+      assert.match(detail, /^live processes by release: 0\.0\.9 \(1\), \S+ \(\d+\); this command is of \S+$/)
+      assert.match(fix ?? '', /replace the processes/)
+      await app.services.pool.query(sql.unsafe`delete from worker_heartbeats where instance_id like 'web of %'`)
     })
 
     it('finds nothing wrong with a deployment that works', async () => {

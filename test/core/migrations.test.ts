@@ -11,7 +11,7 @@ import { migrationChecksums } from '../../scripts/collect-changes.ts'
 import { eventually } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster } from '../support/hosts.ts'
-import { cloneTemplate } from '../support/postgres.ts'
+import { cloneTemplate, createDatabase, dropDatabase } from '../support/postgres.ts'
 import { startProcess } from '../support/processes.ts'
 
 const RELEASED = path.join(import.meta.dirname, 'released-migrations.json')
@@ -89,6 +89,42 @@ describe('migrations', function () {
     fs.writeFileSync(path.join(newer, '9001_failing.sql'), '-- breaking: false\nselect 1/0')
     await assert.rejects(upgrade('-- breaking: true\ncreate table next (id text)'), /division by zero/)
     assert.deepEqual([await breaking(), await recorded()], [[], migrationNames()])
+  })
+
+  it('that remove something require the release that stopped using it, which the refusal names', async () => {
+    const contract = (stopped: string, table: string) =>
+      `-- breaking: true\n-- contract: ${stopped}\ndrop table if exists ${table}`
+    const names = ['9000_next', '9001_later']
+    const write = (first: string, second: string) => {
+      fs.writeFileSync(path.join(newer, '9000_next.sql'), contract(first, 'next'))
+      fs.writeFileSync(path.join(newer, '9001_later.sql'), contract(second, 'later'))
+    }
+    const upgradeBy = (by: string, directory = newer) => migrate(database.url, { directory, by })
+    write('0.10.0', '0.9.0')
+    await assert.rejects(
+      upgradeBy('0.11.0'),
+      /9001_later removes what releases before 0\.9\.0 use, and release 0\.1\.0 .* migrate it with release 0\.9\.0/,
+    )
+    assert.deepEqual([await breaking(), await recorded()], [[], migrationNames()])
+    assert.deepEqual(await upgradeBy('0.9.0', MIGRATIONS), [])
+    await assert.rejects(upgradeBy('0.11.0'), /9000_next .* 0\.10\.0 use, and release 0\.9\.0 /)
+    assert.deepEqual(await upgradeBy('0.10.0', MIGRATIONS), [])
+    // The release before may still run, and its start migrates too.
+    assert.deepEqual(await upgradeBy('0.9.0', MIGRATIONS), [])
+    assert.deepEqual(await upgradeBy('0.11.0'), names)
+  })
+
+  it('that remove something run on a database of the first release and on an empty one', async () => {
+    await client.query('update migrations set release = null')
+    assert.deepEqual(await upgrade('-- breaking: true\n-- contract: 0.1.0\ndrop table if exists next'), ['9000_next'])
+    const name = `muster_test_empty_${process.pid}`
+    const empty = await createDatabase(name)
+    try {
+      fs.writeFileSync(path.join(newer, '9001_later.sql'), '-- breaking: true\n-- contract: 0.9.0\nselect 1')
+      assert.equal((await migrate(empty, { directory: newer })).at(-1), '9001_later')
+    } finally {
+      await dropDatabase(name)
+    }
   })
 
   it('that follow each other do not cut requests that an outdated process answers to their end', async () => {

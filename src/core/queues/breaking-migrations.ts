@@ -84,6 +84,35 @@ export async function requireCurrentRelease(
     )
 }
 
+/** A migration that removes objects, and the release that stopped using them. */
+const CONTRACT = /^-- breaking: true\n-- contract: (\d+\.\d+\.\d+)$/m
+
+/** Returns the release that stopped using what a migration removes; null if it removes nothing. */
+export const contractOf = (text: string): string | null => CONTRACT.exec(text)?.[1] ?? null
+
+/** Compares two versions by their numbers. */
+export const compareReleases = (one: string, other: string): number => one.localeCompare(other, 'en', { numeric: true })
+
+/** Thrown when a database must be migrated by an earlier release first. */
+export class SkippedReleaseError extends Error {}
+
+/**
+ * Checks that the database was migrated by the releases that stopped using what pending migrations remove.
+ * @param contracts releases by the names of these migrations
+ * @param migratedBy the latest release that migrated the database
+ * @throws SkippedReleaseError that names the first release to stop at
+ */
+export function requireContracts(contracts: ReadonlyMap<string, string>, migratedBy: string): void {
+  const [first] = [...contracts]
+    .filter(([, stopped]) => compareReleases(migratedBy, stopped) < 0)
+    .toSorted(([, one], [, other]) => compareReleases(one, other))
+  if (!first) return
+  const [name, stopped] = first
+  throw new SkippedReleaseError(
+    `migration ${name} removes what releases before ${stopped} use, and release ${migratedBy} was the last that migrated this database: migrate it with release ${stopped} and replace all processes, then migrate it with release ${release}`,
+  )
+}
+
 /** As requireCurrentRelease, by the pool of a process. */
 export const requireRelease = ({ pool }: Pick<Services, 'pool'>): Promise<void> =>
   requireCurrentRelease(() =>

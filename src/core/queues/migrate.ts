@@ -2,10 +2,19 @@ import { readFile } from 'node:fs/promises'
 import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { MigrationBuilder } from 'node-pg-migrate'
+import { release } from '../base/release.ts'
 import { sqlStateOf } from '../db/database-errors.ts'
 import { channelPrefix, parseDatabaseUrl } from '../db/database-url.ts'
 import { DatabaseClient } from '../db/pg-client.ts'
-import { MIGRATIONS, migrationNames, migrationStatements, requireCurrentRelease } from './breaking-migrations.ts'
+import {
+  compareReleases,
+  contractOf,
+  MIGRATIONS,
+  migrationNames,
+  migrationStatements,
+  requireContracts,
+  requireCurrentRelease,
+} from './breaking-migrations.ts'
 import { createQueuesInDatabase } from './queue.ts'
 
 /**
@@ -21,30 +30,36 @@ const LOCK_FAILURES = new Set<string | null>(['55P03', '40P01'])
 const UNBOUNDED = ['set lock_timeout = 0', 'set statement_timeout = 0']
 const BOUNDED = [`set lock_timeout = ${LOCK_WAIT_MS}`, 'reset statement_timeout']
 
+/** Release of a database that records none. */
+const FIRST_RELEASE = '0.1.0'
+
 /** Key of the advisory lock; arbitrary, but the same in every release. */
 export const MIGRATION_LOCK = 7_310_542_201
 
 /**
- * Runs the pending migrations of sql/, in the schema of the URL, and creates or updates the queues of the loaded modules. Concurrent calls wait
- * for each other.
+ * Runs the pending migrations of sql/, in the schema of the URL, and creates or updates the queues of the loaded modules.
+ * Concurrent calls wait for each other.
  * @param options.directory files of the migrations, default sql/
+ * @param options.by release that migrates, default this one
  * @param options.lockTimeoutMs longest wait for another process that migrates, and for locks of tables, default 10 minutes
  * @param options.onWait called before waiting for another process that migrates
  * @param options.jobRetentionDays how long finished messages are kept, default 7
  * @returns the names of the migrations that ran
  * @throws OutdatedReleaseError if the database has a breaking migration of a later release
+ * @throws SkippedReleaseError if a migration removes what the release of the database uses
  */
 export async function migrate(
   databaseUrl: string,
   options: {
     directory?: string
+    by?: string
     lockTimeoutMs?: number
     jobRetentionDays?: number
     log?: (line: string) => void
     onWait?: () => void
   } = {},
 ): Promise<string[]> {
-  const { directory = MIGRATIONS, lockTimeoutMs = 600_000 } = options
+  const { directory = MIGRATIONS, by = release, lockTimeoutMs = 600_000 } = options
   const { schema } = parseDatabaseUrl(databaseUrl)
   // Imported lazily: most processes do not migrate.
   const { runner } = await import('node-pg-migrate')
@@ -57,8 +72,12 @@ export async function migrate(
       async () => (await client.query('select name, release from breaking_migrations order by name')).rows,
       migrationNames(directory),
     )
-    const pending = await pendingMigrations(client, directory)
-    const isBreaking = await hasBreaking(pending, directory)
+    const migrated = await readMigrated(client)
+    const pending = migrationNames(directory).filter(name => !migrated.names.has(name))
+    const texts = await readTexts(pending, directory)
+    // An empty database has nothing that a migration removes.
+    if (migrated.names.size > 0) requireContracts(contractsOf(texts), migrated.by)
+    const isBreaking = [...texts.values()].some(text => text.startsWith('-- breaking: true'))
     await untilLocked(client, lockTimeoutMs, () =>
       runner({
         dbClient: client,
@@ -75,6 +94,7 @@ export async function migrate(
         log: options.log ?? (() => {}),
       }),
     )
+    await recordRelease(client, by)
     await createQueuesInDatabase(databaseUrl, { retentionDays: options.jobRetentionDays })
     return pending
   } finally {
@@ -97,18 +117,41 @@ async function lockMigrations(client: DatabaseClient, timeoutMs: number, onWait?
   }
 }
 
-/** Returns the names of migrations that have not run. */
-async function pendingMigrations(client: DatabaseClient, directory: string): Promise<string[]> {
+/** Returns the names of the migrations that have run, and the latest release that migrated the database. */
+async function readMigrated(client: DatabaseClient): Promise<{ names: ReadonlySet<string>; by: string }> {
   const exists = (await client.query(`select to_regclass('migrations') is not null as exists`)).rows[0].exists
-  const ran: { name: string }[] = exists ? (await client.query('select name from migrations')).rows : []
-  const names = new Set(ran.map(({ name }) => name))
-  return migrationNames(directory).filter(name => !names.has(name))
+  const rows: { name: string; release: string | null }[] = exists
+    ? (await client.query(`select name, to_jsonb(m) ->> 'release' as release from migrations m`)).rows
+    : []
+  const releases = rows.flatMap(({ release }) => release ?? []).sort(compareReleases)
+  return { names: new Set(rows.map(({ name }) => name)), by: releases.at(-1) ?? FIRST_RELEASE }
 }
 
-async function hasBreaking(names: readonly string[], directory: string): Promise<boolean> {
-  const texts = await Promise.all(names.map(name => readFile(path.join(directory, `${name}.sql`), 'utf8')))
-  return texts.some(text => text.startsWith('-- breaking: true'))
+/** Records the release that has migrated, unless a later one has. Earlier migrations have no column for it. */
+async function recordRelease(client: DatabaseClient, by: string): Promise<void> {
+  const { rows } = await client.query(
+    `select id, to_jsonb(m) ->> 'release' as release from migrations m where to_jsonb(m) ? 'release' order by id desc limit 1`,
+  )
+  for (const { id, release } of rows)
+    if (release === null || compareReleases(release, by) < 0)
+      await client.query('update migrations set release = $1 where id = $2', [by, id])
 }
+
+const readTexts = async (names: readonly string[], directory: string): Promise<ReadonlyMap<string, string>> =>
+  new Map(
+    await Promise.all(
+      names.map(async name => [name, await readFile(path.join(directory, `${name}.sql`), 'utf8')] as const),
+    ),
+  )
+
+/** Returns the releases that stopped using what migrations remove, by their names. */
+const contractsOf = (texts: ReadonlyMap<string, string>): ReadonlyMap<string, string> =>
+  new Map(
+    [...texts].flatMap(([name, text]) => {
+      const stopped = contractOf(text)
+      return stopped === null ? [] : [[name, stopped] as const]
+    }),
+  )
 
 /** Runs migrations again while a statement of them does not get its lock, at most for `timeoutMs`. */
 async function untilLocked<T>(client: DatabaseClient, timeoutMs: number, run: () => Promise<T>): Promise<T> {
