@@ -11,6 +11,7 @@ import type { RowColumns, VisibleRows } from '../iam/row-filter.ts'
 import type { Outbox, Tx } from '../writes/writer.ts'
 import type { AuditDraft, Decision } from './audit.ts'
 import type { CallSurface, ClientInput, Origin, RequestFacts } from './call.ts'
+import { type Deprecation, describedOperation } from './deprecation.ts'
 import type { EndUserAccess } from './end-user.ts'
 import type { Made, ReplayCondition } from './idempotency.ts'
 import type { Kind, KindRow } from './kind.ts'
@@ -190,6 +191,7 @@ export type Operation = {
   path: string
   summary: string
   description?: string
+  deprecated: Deprecation | null
   /** Words of its command, if the words derived from method and path are unsuitable. */
   command?: readonly string[]
   /** Id of the operation of which this one is an alias. */
@@ -343,6 +345,7 @@ export type OperationBase<Q extends z.ZodType | undefined, B extends z.ZodType |
   path: string
   summary: string
   description?: string
+  deprecated?: Deprecation
   command?: readonly string[]
   tag: string
   action?: string
@@ -499,7 +502,8 @@ function commonFields(declaration: OperationBase<z.ZodType | undefined, z.ZodTyp
     method: declaration.method,
     path: declaration.path,
     summary: declaration.summary,
-    description: declaration.description,
+    description: describedOperation(declaration.id, declaration.description, declaration.deprecated),
+    deprecated: declaration.deprecated ?? null,
     command: declaration.command,
     tag: declaration.tag,
     action: declaration.action ?? null,

@@ -29,6 +29,8 @@ export function crossOrigin({ CORS_ALLOWED_ORIGINS, HEADER_PREFIX }: Config): Re
     exposedHeaders: [
       'ETag',
       'Retry-After',
+      'Deprecation',
+      'Link',
       'X-Request-Id',
       'Idempotency-Replayed',
       'WWW-Authenticate',

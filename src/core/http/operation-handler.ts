@@ -1,5 +1,6 @@
 import type { Response } from 'express'
 import type { Call, RequestFacts } from '../api/call.ts'
+import { deprecationDates } from '../api/deprecation.ts'
 import type { Operation } from '../api/operation.ts'
 import { withTenant } from '../db/tenant-context.ts'
 import { type Invocation, openInvocation } from '../invoke/invocation.ts'
@@ -22,6 +23,8 @@ export class OperationHandler {
   readonly #read: ReturnType<typeof jsonReader>
   readonly #callerMs: number
   readonly #anonymousMs: number
+  /** Undefined before the first request. */
+  #deprecationDate: ReturnType<typeof deprecationDates> | undefined
 
   constructor(http: HttpParts, operation: Operation) {
     const { config } = http.services
@@ -41,6 +44,8 @@ export class OperationHandler {
     try {
       const request = requestFacts(services, req, res)
       const identify = await this.#readBody(req, res, request)
+      if (this.#deprecationDate === undefined) this.#deprecationDate = deprecationDates(operation)
+      if (this.#deprecationDate) this.#announce(this.#deprecationDate(req), res)
       invocation = openInvocation(services, operation, requestCall(req, request, identify))
       const result = await executeInvocation(invocation)
       if (result.stream && req.method !== 'HEAD') {
@@ -58,6 +63,13 @@ export class OperationHandler {
     } catch (error) {
       responses.error(error, req, res, { route: operation.path, operation: operation.id, caller: invocation?.caller })
     }
+  }
+
+  /** Adds the header fields of RFC 9745 to a response. */
+  #announce(date: string | null, res: Response): void {
+    if (date === null) return
+    res.setHeader('Deprecation', `@${Date.parse(date) / 1000}`)
+    res.setHeader('Link', `<${this.#http.services.config.DOCS_BASE_URL}/changes>; rel="deprecation"; type="text/html"`)
   }
 
   /**

@@ -1,5 +1,6 @@
 import type { z } from 'zod'
 import { commandsOf, pagingOf } from '../api/commands.ts'
+import { DEPRECATED } from '../api/deprecation.ts'
 import type { EndUserAccess } from '../api/end-user.ts'
 import { flatten } from '../api/flatten.ts'
 import { type Operation, operationTags } from '../api/operation.ts'
@@ -151,13 +152,14 @@ function parametersOf(operation: Operation, shared: Shared): SchemaNode[] {
 
 /** Returns a query parameter. Objects, such as tag filters, have the style `tags[key]=value`. */
 function queryParameter(name: string, type: z.ZodType, { components }: Shared) {
-  const { description, ...schema } = components.schema(type, 'input')
+  const { description, deprecated, [DEPRECATED]: deprecation, ...schema } = components.schema(type, 'input')
   return {
     name,
     in: 'query',
     ...(type.safeParse(undefined).success ? {} : { required: true }),
     schema,
     ...(typeof description === 'string' ? { description } : {}),
+    ...(deprecated ? { deprecated, [DEPRECATED]: deprecation } : {}),
     ...(schema.type === 'object' ? { style: 'deepObject', explode: true } : {}),
   }
 }
@@ -354,6 +356,7 @@ function describe(operation: Operation, shared: Shared): SchemaNode {
     'x-iam-action': operation.action,
     ...(operation.alsoActions.length > 0 ? { 'x-iam-also': operation.alsoActions } : {}),
     ...(refusals.codes.length > 0 ? { 'x-error-codes': refusals.codes } : {}),
+    ...(operation.deprecated ? { deprecated: true, [DEPRECATED]: operation.deprecated } : {}),
     ...(operation.gate === 'public' ? { security: [] } : {}),
     ...(parameters.length > 0 ? { parameters } : {}),
     ...(body ? { requestBody: body } : {}),
