@@ -9,7 +9,7 @@ import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { promisify } from 'node:util'
 import { startDouble } from '#local/double/server.ts'
-import { unmentioned } from '../../scripts/interface.ts'
+import { type Document, interfaceLines, overdue, reducedDocument, unmentioned } from '../../scripts/interface.ts'
 import { eventually } from '../support/app.ts'
 import { npmEnvironment } from '../support/npm.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
@@ -19,6 +19,8 @@ import { forSuite } from '../support/suite.ts'
 
 const run = promisify(execFile)
 const readJson = (file: string) => JSON.parse(fs.readFileSync(file, 'utf8'))
+
+const DRY = ['--dry-run', '--skip-tests']
 
 /** Where nothing answers, so that a request to another host fails. */
 const NOWHERE = 'http://127.0.0.1:1'
@@ -75,7 +77,9 @@ describe('a release', function () {
     made = path.join(folder, 'made')
     const program = (...args: string[]) => run(process.execPath, args, { cwd: root })
     const [dry, packed] = await Promise.all([
-      program('scripts/release.ts', '99.0.0', '--dry-run', '--skip-tests', '--out', made).catch(error => error),
+      program('scripts/release.ts', '99.0.0', ...DRY, '--image', 'registry.example/muster', '--out', made).catch(
+        error => error,
+      ),
       program('scripts/service-package.ts', folder),
     ])
     printed = dry
@@ -118,7 +122,7 @@ describe('a release', function () {
 
   it('writes packages, notes, interface, bill of materials and checksums, and names the steps left out', () => {
     const files = fs.readdirSync(made)
-    for (const name of ['client.tgz', 'cli.tgz', 'muster.mjs', 'NOTES.md', 'interface.txt', 'sbom.cdx.json'])
+    for (const name of ['client.tgz', 'cli.tgz', 'muster.mjs', 'NOTES.md', 'interface.json', 'sbom.cdx.json'])
       assert.ok(files.includes(name), `${name}: ${printed.stderr}`)
     assert.match(fs.readFileSync(path.join(made, 'NOTES.md'), 'utf8'), /^## 99\.0\.0 - dry run\n/)
     const sums = fs.readFileSync(path.join(made, 'SHA256SUMS'), 'utf8').trim().split('\n')
@@ -134,8 +138,13 @@ describe('a release', function () {
               .digest('hex')}  ${name}`,
         ),
     )
-    for (const step of ['image for amd64 and arm64', 'signature of the checksums', 'packages in the registry'])
-      assert.match(printed.stdout, new RegExp(`^not done, ${step}.*: needs .+$`, 'm'))
+    for (const [step, command] of [
+      ['image for amd64 and arm64, published as registry.example/muster:99.0.0', 'docker buildx build .* --push \\.'],
+      ['signature of the checksums', 'cosign sign-blob .*'],
+      ['signature of the image', 'cosign sign --yes registry.example/muster@DIGEST'],
+      ['packages in the registry', 'npm publish .*client.tgz --provenance .*'],
+    ])
+      assert.match(printed.stdout, new RegExp(`^not done, ${step}.*: needs .+\n(  .*\n)*  ${command}$`, 'm'))
   })
 
   it('refuses an invalid version, and a release without tests', async () => {
@@ -173,25 +182,100 @@ describe('a release', function () {
   })
 
   it('names each difference of the interface that its notes do not mention', () => {
-    const before = ['error GONE', 'operation GET /agents', 'answer GET /agents id', 'setting PORT 5047']
+    const before = ['error GONE', 'operation GET /agents', 'answer GET /agents id string', 'setting PORT 5047']
     const after = [
-      ...['operation GET /agents', 'answer GET /agents id', 'parameter GET /agents color', 'setting PORT 5048'],
-      ...['operation GET /agents/{agent_id}/shoes', 'answer GET /agents/{agent_id}/shoes size', 'event shoes.made'],
-      ...['operation POST /hats', 'command polish'],
+      ...['operation GET /agents', 'answer GET /agents id string', 'parameter GET /agents color string'],
+      ...['setting PORT 5048', 'operation GET /agents/{agent_id}/shoes', 'event shoes.made'],
+      ...['answer GET /agents/{agent_id}/shoes size integer', 'operation POST /hats', 'command polish'],
     ]
-    const all = ['+ parameter GET /agents color', '+ setting PORT 5048', '+ operation GET /agents/{agent_id}/shoes']
-    const more = [
-      '+ event shoes.made',
-      '+ operation POST /hats',
-      '+ command polish',
-      '- error GONE',
-      '- setting PORT 5047',
-    ]
-    assert.deepEqual(unmentioned(before, after, 'Nothing.'), [...all, ...more])
+    const all = ['+ setting PORT 5048', '+ operation GET /agents/{agent_id}/shoes', '+ event shoes.made']
+    const more = ['+ operation POST /hats', '+ command polish', '- error GONE', '- setting PORT 5047']
+    const color = '+ parameter GET /agents color string'
+    assert.deepEqual(unmentioned(before, after, 'Nothing.'), [...all, ...more, color])
     const notes =
       'Shoes: `GET /agents/{id}/shoes`, `shoes.made`. The filter `color`; `PORT`. GONE is gone. `muster polish`.'
     assert.deepEqual(unmentioned(before, after, notes), ['+ operation POST /hats'])
     assert.deepEqual(unmentioned(before, after, `${notes} \`/hats\``), [])
+  })
+
+  it('names changed types, values of enumerations, requirements and defaults of fields, once for all operations', () => {
+    const linesOf = (agent: object, query: object, more: object = {}) => {
+      const content = { 'application/json': { schema: { $ref: '#/components/schemas/Agent' } } }
+      const operation = {
+        parameters: [{ name: 'order', in: 'query', description: 'x', ...query }],
+        responses: { 200: { content }, default: { content } },
+        'x-command': ['x'],
+        ...more,
+      }
+      const document = {
+        paths: { '/api/v1/agents/{agent_id}': { get: operation, patch: { ...operation, requestBody: { content } } } },
+        components: { schemas: { Agent: { type: 'object', ...agent } }, parameters: {} },
+      }
+      const nothing = { errors: [], events: [], settings: [], commands: [] }
+      return interfaceLines({ ...nothing, document: reducedDocument(document as unknown as Document) })
+    }
+    const state = (...values: string[]) => ({ type: 'string', enum: values, description: 'x' })
+    const parts = (properties: object) => ({ type: 'array', items: { type: 'object', properties } })
+    const before = linesOf(
+      { properties: { state: state('on', 'off'), size: { type: 'integer' }, parts: parts({}) }, required: ['size'] },
+      { schema: { type: 'string', default: 'asc' } },
+    )
+    const grown = { type: 'object', properties: { below: { type: 'string' } } }
+    const after = linesOf(
+      {
+        properties: {
+          state: state('on', 'idle'),
+          size: { anyOf: [{ type: 'number' }, { type: 'null' }] },
+          parts: parts({ grown, shape: { const: 'round' } }),
+        },
+      },
+      { schema: { type: 'string', default: 'desc' }, required: true },
+    )
+    const at = 'GET /agents/{agent_id}'
+    const body = at.replace('GET', 'PATCH')
+    const found = unmentioned(before, after, '')
+    assert.ok(
+      found.includes(
+        `~ parameter ${at} order: string default "asc" -> string required default "desc" (and 1 more operations)`,
+      ),
+    )
+    for (const [kind, operation] of [
+      ['answer', at],
+      ['body', body],
+    ] as const)
+      for (const change of [
+        `~ ${kind} ${operation} state: "off"|"on" -> "idle"|"on"`,
+        `~ ${kind} ${operation} size: integer required -> null|number`,
+        `+ ${kind} ${operation} parts.grown object`,
+        `+ ${kind} ${operation} parts.shape "round"`,
+      ])
+        assert.ok(
+          found.some(line => line.startsWith(change)),
+          `${change}\n${found.join('\n')}`,
+        )
+    assert.equal(found.length, 9)
+    assert.ok(!found.some(line => line.includes('below')))
+    const notes = 'The `state` of an agent. `order`, `size`, `grown`, `shape`.'
+    assert.equal(unmentioned(before, after, notes).length, 2)
+    assert.deepEqual(unmentioned(before, after, `${notes} It is \`idle\`, not \`off\`.`), [])
+    assert.deepEqual(unmentioned(before, before, ''), [])
+  })
+
+  it('names new deprecations, and removals that are due', () => {
+    const deprecated = ['operation GET /hats', 'deprecation GET /hats deprecated until 0.10.0', 'operation GET /a']
+    const field = 'answer GET /a old string deprecated until 0.9.0'
+    const found = unmentioned(
+      ['operation GET /hats', 'operation GET /a', 'answer GET /a old string'],
+      [...deprecated, field],
+      '',
+    )
+    assert.deepEqual(found, [
+      '+ deprecation GET /hats deprecated until 0.10.0',
+      '~ answer GET /a old: string -> string deprecated until 0.9.0',
+    ])
+    assert.deepEqual(overdue([...deprecated, field], '0.8.9'), [])
+    assert.deepEqual(overdue([...deprecated, field], '0.9.0'), [field])
+    assert.equal(overdue([...deprecated, field], '0.10.0').length, 2)
   })
 
   it('packs the service to the same bytes each time, at most 15 MB, without tests, model double and TypeScript', () => {
