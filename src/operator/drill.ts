@@ -2,11 +2,11 @@ import fs from 'node:fs'
 import path from 'node:path'
 import { type DrillOptions, NotPossibleError, runDrill } from '#local/drills/drill.ts'
 import { DRILLS } from '#local/drills/index.ts'
-import type { DrillName } from '#local/drills/names.ts'
+import type { DrillName, Profile } from '#local/drills/names.ts'
 import { exitCodeOf, toMarkdown } from '#local/drills/report.ts'
 import { print, printJson, printProgress } from './output.ts'
 
-type Options = { url?: string; host: string; seconds?: number; json?: boolean; out: string[] }
+type Options = { url?: string; host: string; profile: Profile; seconds?: number; json?: boolean; out: string[] }
 
 const INTERRUPTED = 130
 
@@ -34,10 +34,10 @@ export async function drillCommand(name: DrillName, { json, out, ...options }: O
   }
 }
 
-function optionsOf({ url, host, seconds }: Pick<Options, 'url' | 'host' | 'seconds'>): DrillOptions {
+function optionsOf({ url, host, profile, seconds }: Omit<Options, 'json' | 'out'>): DrillOptions {
   const { DATABASE_URL, MUSTER_TOKEN } = process.env
-  if (!url) return { seconds, databaseUrl: DATABASE_URL || undefined }
+  if (!url) return { profile, seconds, databaseUrl: DATABASE_URL || undefined }
   if (!MUSTER_TOKEN)
     throw new NotPossibleError('MUSTER_TOKEN is not set: the drill creates a project with the token of an admin')
-  return { seconds, staging: { url: url.replace(/\/$/, ''), token: MUSTER_TOKEN, host } }
+  return { profile, seconds, staging: { url: url.replace(/\/$/, ''), token: MUSTER_TOKEN, host } }
 }

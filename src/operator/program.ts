@@ -3,7 +3,7 @@ import { once } from 'node:events'
 import { existsSync, readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import { Argument, Command, InvalidArgumentError, Option } from 'commander'
-import { DRILL_NAMES } from '#local/drills/names.ts'
+import { DRILL_NAMES, PROFILES } from '#local/drills/names.ts'
 import { DATA_DIRECTORY } from './environment.ts'
 import { CommandError, printProgress } from './output.ts'
 import verbs from './verbs.json' with { type: 'json' }
@@ -286,7 +286,10 @@ function addMaintenanceCommands(muster: Command): void {
     .addArgument(new Argument('<name>', 'drill of docs/drills.md').choices(DRILL_NAMES))
     .option('--url <url>', 'deployment to run against, with the token of an admin in MUSTER_TOKEN; default a new one')
     .option('--host <address>', 'address at which that deployment reaches this machine', '127.0.0.1')
-    .option('--seconds <number>', 'duration of the load', parsePositiveInteger)
+    .addOption(
+      new Option('--profile <name>', 'nightly: ten times the load of short').choices(PROFILES).default(PROFILES[0]),
+    )
+    .option('--seconds <number>', 'duration of the load, in place of the profile', parsePositiveInteger)
     .option('--out <file>', 'write the report to a .json or .md file; repeatable', collectReport, [])
     .option('--json', 'print the report as JSON')
     .addHelpText(

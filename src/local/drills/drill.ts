@@ -4,6 +4,7 @@ import { type Credential, must } from './api.ts'
 import { type Database, Deployment, openDatabase, type ProcessKind } from './deployment.ts'
 import { KINDS, type Kind, MODEL_SCRIPTS, type Prepared, prepare } from './kinds.ts'
 import { type Load, startLoad } from './load.ts'
+import type { Profile } from './names.ts'
 import { ALWAYS, judge, type PromiseName } from './promises.ts'
 import { type Receiver, type ReceiverOptions, startReceiver } from './receiver.ts'
 import { balance, countOpen, observe } from './reconcile.ts'
@@ -37,7 +38,7 @@ export type OwnScene = Scene & { deployment: Deployment; database: Database }
 export type Drill = {
   name: string
   summary: string
-  /** Default for `--seconds`. */
+  /** Duration of the load with the profile `short`. */
   seconds: number
   /** Promises in addition to the promises of every drill. */
   promises?: readonly PromiseName[]
@@ -62,8 +63,19 @@ export type Drill = {
   repair?(scene: OwnScene): Promise<void>
 }
 
+const FACTORS: Record<Profile, number> = { short: 1, nightly: 10 }
+
+/** Returns for how many seconds a drill loads the deployment. */
+export const loadSeconds = (
+  { seconds: short }: Pick<Drill, 'seconds'>,
+  { seconds, profile = 'short' }: Pick<DrillOptions, 'seconds' | 'profile'>,
+): number => seconds ?? short * FACTORS[profile]
+
 export type DrillOptions = {
+  /** Duration of the load, in place of the duration of the profile. */
   seconds?: number
+  /** Default `short`. */
+  profile?: Profile
   /** Server on which the database of the drill is created, default an embedded one. */
   databaseUrl?: string
   /** A deployment to run against, with an admin's token; `host` is the address at which it reaches this machine. */
@@ -119,7 +131,7 @@ export async function runDrill(drill: Drill, options: DrillOptions = {}): Promis
 
 async function perform(drill: Drill, options: DrillOptions, cleanup: Cleanup): Promise<Report> {
   const { staging, onProgress = () => {} } = options
-  const seconds = options.seconds ?? drill.seconds
+  const seconds = loadSeconds(drill, options)
   const startedAt = Date.now()
   const notes: Report['timeline'][number][] = []
   const note = (text: string) => {

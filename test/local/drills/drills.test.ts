@@ -145,6 +145,7 @@ describe('drills', function () {
       assert.match(stderr, sentence)
     }
     assert.equal((await drill(['unknown'])).code, 2)
+    assert.equal((await drill(['kill', '--profile', 'weekly'])).code, 2)
     assert.equal((await drill(['kill', '--out', 'report.txt'])).code, 2)
   })
 })

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
+import { loadSeconds } from '#local/drills/drill.ts'
 import { DRILLS } from '#local/drills/index.ts'
 import { KINDS } from '#local/drills/kinds.ts'
 import type { Ledger } from '#local/drills/load.ts'
@@ -93,6 +94,14 @@ describe('promises of drills', () => {
       Object.entries(DRILLS).map(([name, drill]) => [name, drill.name]),
       DRILL_NAMES.map(name => [name, name]),
     )
+  })
+
+  it('are checked with a longer load at night, or for the given seconds', () => {
+    for (const drill of Object.values(DRILLS)) {
+      assert.equal(loadSeconds(drill, {}), drill.seconds)
+      assert.ok(drill.seconds <= 60 && loadSeconds(drill, { profile: 'nightly' }) >= 240, drill.name)
+      assert.equal(loadSeconds(drill, { profile: 'nightly', seconds: 5 }), 5)
+    }
   })
 
   it('are held by work that is complete', () => assert.deepEqual(judged(perfect()), []))
