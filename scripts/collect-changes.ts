@@ -28,6 +28,9 @@ export const areas = (): string[] => [
   'docs',
 ]
 
+/** A migration: it stops processes of the release before, holds locks for an instant, or runs online. */
+type Migration = { name: string; kind: 'breaking' | 'brief' | 'online' }
+
 type Fragment = { file: string; kind: string; lines: string[] }
 
 /** Reads a fragment. @throws Error that names the file and its first problem */
@@ -68,8 +71,8 @@ function entriesOf(section: string): Map<string, string> {
 }
 
 /**
- * Returns the changelog with a section for the version: its breaking migrations, entries of a section `Unreleased`, which it
- * replaces, then the fragments.
+ * Returns the changelog with a section for the version: its migrations, entries of a section `Unreleased`, which it replaces, then
+ * the fragments.
  * @throws Error if the version has a section or nothing has changed
  */
 export function withVersion(
@@ -78,10 +81,10 @@ export function withVersion(
     version,
     date,
     fragments,
-    breaking,
+    migrations,
   }: Record<'version' | 'date', string> & {
     fragments: readonly Fragment[]
-    breaking: readonly string[]
+    migrations: readonly Migration[]
   },
 ): string {
   const [intro, ...sections] = changelog.split(/^## /m)
@@ -93,22 +96,36 @@ export function withVersion(
     entries.set(kind, `${entries.get(kind) ?? ''}\n- ${lines.join('\n  ')}`.trim())
   if (entries.size === 0) throw new Error('changes/ has no fragment')
   const lists = KINDS.filter(kind => entries.has(kind)).map(kind => `### ${kind}\n\n${entries.get(kind)}\n`)
-  const names = breaking.map(name => `\`${name}\``).join(', ')
-  const stop = names && `Stop web and workers before the upgrade: breaking migrations ${names}.\n\n`
-  const released = `${version} - ${date}\n\n${stop}${lists.join('\n')}\n`
+  const namesOf = (kind: Migration['kind']) =>
+    migrations
+      .filter(each => each.kind === kind)
+      .map(({ name }) => `\`${name}\``)
+      .join(', ')
+  const [breaking, brief, online] = [namesOf('breaking'), namesOf('brief'), namesOf('online')]
+  const steps = [
+    breaking && `Stop web and workers before the upgrade: breaking migrations ${breaking}.`,
+    brief && `Migrations that lock tables briefly: ${brief}.`,
+    online && `Migrations whose time grows with tables, without blocking: ${online}.`,
+  ].filter(Boolean)
+  const released = `${[`${version} - ${date}`, ...steps, lists.join('\n')].join('\n\n')}\n`
   const earlier = sections.filter(section => section !== unreleased)
   return `${[intro, released, ...earlier].join('## ').trimEnd()}\n`
 }
 
-/** Returns the names of the migrations that break processes of the release before, and are not released yet. */
-function newBreakingMigrations(root: string): string[] {
+/** Returns the migrations that are not released yet; none before the first release, which has no database to migrate. */
+export function newMigrations(root: string): Migration[] {
   const recorded = path.join(root, RELEASED_MIGRATIONS)
-  const earlier = fs.existsSync(recorded) ? JSON.parse(fs.readFileSync(recorded, 'utf8')) : {}
+  if (!fs.existsSync(recorded)) return []
+  const earlier = JSON.parse(fs.readFileSync(recorded, 'utf8'))
   const directory = path.join(root, 'sql')
-  return Object.keys(migrationChecksums(directory)).filter(
-    name =>
-      !(name in earlier) && /^-- breaking: true\n/.test(fs.readFileSync(path.join(directory, `${name}.sql`), 'utf8')),
-  )
+  const kindOf = (name: string): Migration['kind'] => {
+    const [header] = fs.readFileSync(path.join(directory, `${name}.sql`), 'utf8').split('\n', 1)
+    if (header.startsWith('-- breaking: true')) return 'breaking'
+    return header.endsWith('transaction: none') ? 'online' : 'brief'
+  }
+  return Object.keys(migrationChecksums(directory))
+    .filter(name => !(name in earlier))
+    .map(name => ({ name, kind: kindOf(name) }))
 }
 
 /** Returns the checksums of the migrations of a directory by name, in their order. */
@@ -133,8 +150,8 @@ export function collectChanges(root: string, version = '', date = ''): number {
   const folder = path.join(root, 'changes')
   const changelog = path.join(root, 'CHANGELOG.md')
   const fragments = readFragments(folder)
-  const breaking = newBreakingMigrations(root)
-  const text = withVersion(fs.readFileSync(changelog, 'utf8'), { version, date, fragments, breaking })
+  const migrations = newMigrations(root)
+  const text = withVersion(fs.readFileSync(changelog, 'utf8'), { version, date, fragments, migrations })
   fs.writeFileSync(changelog, text)
   for (const { file } of fragments) fs.rmSync(path.join(folder, file))
   const checksums = migrationChecksums(path.join(root, 'sql'))

@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto'
 import fs from 'node:fs'
 import path from 'node:path'
 import { parseArgs } from 'node:util'
-import { readFragments, withVersion } from './collect-changes.ts'
+import { newMigrations, readFragments, withVersion } from './collect-changes.ts'
 import type { Interface } from './interface.ts'
 import { packService, productionShrinkwrap } from './service-package.ts'
 
@@ -94,7 +94,9 @@ function notesOf(version: string, isDryRun: boolean): string {
     throw new Error(
       `CHANGELOG.md has no complete section ${version}: run npm run changes -- ${version} and the date first`,
     )
-  const text = isCollected ? changelog : withVersion(changelog, { version, date: 'dry run', fragments, breaking: [] })
+  const text = isCollected
+    ? changelog
+    : withVersion(changelog, { version, date: 'dry run', fragments, migrations: newMigrations(root) })
   return `## ${text.split(/^## /m).find(section => section.startsWith(`${version} `)) ?? ''}`.trim()
 }
 

@@ -77,20 +77,21 @@ All changes.
     })
   })
 
-  it('follow the breaking migrations that are new in the version', () => {
+  it('follow the migrations that are new in the version, by their effect on a running deployment', () => {
     write('CHANGELOG.md', '# Changelog\n')
     write('test/core/released-migrations.json', '{"0001_core": "x"}')
-    for (const [name, isBreaking] of [
-      ['0001_core', true],
-      ['0002_next', false],
-      ['0003_later', true],
+    for (const [name, header] of [
+      ['0001_core', 'true'],
+      ['0002_next', 'false'],
+      ['0003_later', 'true'],
+      ['0004_index', 'false, transaction: none'],
     ])
-      write(`sql/${name}.sql`, `-- breaking: ${isBreaking}\n\nselect 1;\n`)
+      write(`sql/${name}.sql`, `-- breaking: ${header}\n\nselect 1;\n`)
     write('changes/core-limit.md', '### Added\n\nA limit.\n')
     collectChanges(checkout, '0.2.0', '2026-12-31')
     assert.match(
       changelog(),
-      /2026-12-31\n\nStop web and workers before the upgrade: breaking migrations `0003_later`\.\n\n### Added/,
+      /2026-12-31\n\nStop [^\n]+: breaking migrations `0003_later`\.\n\n[^\n]+: `0002_next`\.\n\n[^\n]+: `0004_index`\.\n\n### Added/,
     )
   })
 
