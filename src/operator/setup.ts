@@ -3,7 +3,7 @@ import { Writable } from 'node:stream'
 import { AppError } from '#core/base/errors.ts'
 import { addressOf } from '#core/db/database-url.ts'
 import { loadModules } from '#core/modules/module.ts'
-import { OutdatedReleaseError } from '#core/queues/breaking-migrations.ts'
+import { OutdatedReleaseError, SkippedReleaseError } from '#core/queues/breaking-migrations.ts'
 import { migrate } from '#core/queues/migrate.ts'
 import { bootstrapAdmin } from '#identity/users/bootstrap.ts'
 import { modules } from '#modules.ts'
@@ -26,7 +26,8 @@ export const migrateCommand = ({ data, json }: { data: string; json?: boolean })
       for (const name of ran) print(`ran ${name}`)
       print(ran.length === 0 ? 'the database is up to date' : `${ran.length} migrations in ${ms} ms`)
     } catch (error) {
-      if (error instanceof OutdatedReleaseError) throw new CommandError(error.message)
+      if (error instanceof OutdatedReleaseError || error instanceof SkippedReleaseError)
+        throw new CommandError(error.message)
       throw new CommandError(
         `the database ${addressOf(config.DATABASE_URL)} cannot be migrated: ${describeError(error)}`,
         'Set DATABASE_URL to an existing database, or run muster up, which starts an embedded one.',
