@@ -1,7 +1,7 @@
 -- breaking: false
 
--- The schemas of a database share its channels: in a cell with a schema of its own, which has the queues too, the name of the
--- schema precedes them.
+-- The schemas of a database share its channels: if the schema has the queues too, as in a URL with a schema, its name precedes
+-- them.
 create function cell_channel(schema name, channel text) returns text language sql stable
   return case when to_regclass(quote_ident(schema) || '.job_common') is null then channel else schema || '.' || channel end;
 

@@ -131,7 +131,7 @@ describe('two cells in one database', function () {
 })
 
 describe('the schema of a URL', () => {
-  it('is in its address, and refused if it is not a name of a schema of its own', () => {
+  it('is in its address, and refused if it is not usable', () => {
     assert.equal(addressOf('postgres://u:p@a:1/d?schema=cell_b'), 'a:1/d?schema=cell_b')
     assert.equal(
       parseDatabaseUrl('postgres://a/d?schema=b&options=-c%20work_mem%3D5MB').urls[0].includes('work_mem'),

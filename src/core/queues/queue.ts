@@ -20,7 +20,7 @@ declare module '../base/services.ts' {
 
 /**
  * Declaration of queues and sending of messages; handler.ts declares the handlers. pg-boss stores, retries,
- * dead-letters and deletes messages, in the schema `pgboss`; in a cell with a schema of its own, in that.
+ * dead-letters and deletes messages, in the schema `pgboss`, or in the schema of the URL.
  */
 
 /**
