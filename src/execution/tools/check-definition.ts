@@ -3,6 +3,7 @@ import { type Problem, raise, raiseInvalid } from '#core/base/errors.ts'
 import type { Services } from '#core/base/services.ts'
 import { expressionProblem } from '#core/expressions/evaluate.ts'
 import { lenientSchema, schemaChecks } from '#core/json-schema/checks.ts'
+import { HEADER_NAME, HEADER_VALUE, RESERVED_HEADERS } from '#core/net/headers.ts'
 import { addressProblems } from '#core/net/refused-address.ts'
 import type { Auth, Execute, Mcp, ToolDefinition } from './model.ts'
 import { actionProblems } from './platform.ts'
@@ -23,11 +24,6 @@ export type DefinitionCheck = Pick<Context, 'tx' | 'services' | 'allow'> & { pro
 type ProjectCheck = Pick<DefinitionCheck, 'services' | 'project_id'>
 
 const CONTEXT_KEY = /^[A-Za-z0-9!#$%&'*+.^_`|~-]+$/
-const HEADER_NAME = /^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}$/
-/** Allowed characters of a header value. */
-export const HEADER_VALUE = /^[\t\x20-\x7e\x80-\xff]*$/
-/** Headers that follow from the URL and the body. */
-const RESERVED_HEADERS = ['host', 'content-length', 'transfer-encoding', 'connection', 'upgrade']
 const MAX_HEADERS = 64
 const MAX_JSON_BYTES = 64 * 1024
 

@@ -1,7 +1,7 @@
 import type { ToolContext } from '#core/api/tool-context.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
 import { ExactNumber } from '#core/base/exact-json.ts'
-import { HEADER_VALUE } from './check-definition.ts'
+import { HEADER_VALUE } from '#core/net/headers.ts'
 import type { Execute, ToolRow } from './model.ts'
 import {
   fillPlaceholders,
