@@ -47,6 +47,7 @@ export const floors = {
     'exceptions',
     'usage',
     'webhooks',
+    'telemetry',
     'storage',
     'events',
     'quotas',

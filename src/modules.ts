@@ -22,6 +22,7 @@ import quotas from './control/quotas/module.ts'
 import retention from './control/retention/module.ts'
 import storage from './control/storage/module.ts'
 import system from './control/system/module.ts'
+import telemetry from './control/telemetry/module.ts'
 import usage from './control/usage/module.ts'
 import webhooks from './control/webhooks/module.ts'
 import actors from './conversation/actors/module.ts'
@@ -80,6 +81,7 @@ export const modules: readonly Module[] = [
   activity,
   exceptions,
   webhooks,
+  telemetry,
   retention,
   storage,
   system,

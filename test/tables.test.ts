@@ -86,6 +86,13 @@ const WRITERS: Record<string, { owner: string; also: Record<string, string> }> =
     owner: 'execution/grants',
     also: { 'execution/shares': 'a share deletes what is past' },
   },
+  span_outbox: {
+    owner: 'control/telemetry',
+    also: {
+      'core/writes': 'the outbox of every write',
+      'execution/generations': 'content is erased in spans as in their turns',
+    },
+  },
   users: { owner: 'identity/users', also: { 'identity/policies': 'a change of attachments makes tokens anew' } },
   webhook_deliveries: {
     owner: 'control/webhooks',

@@ -2,6 +2,8 @@ import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
+import { targetDirectory } from '#control/telemetry/target-directory.ts'
+import { spanTargets } from '#core/base/span-targets.ts'
 import { sql } from '#core/db/sql.ts'
 import { compressEnvelope, readEnvelope, StoredEnvelope, storedEnvelope } from '#core/writes/event-envelopes.ts'
 import { countStatements } from '../bench/http.ts'
@@ -47,6 +49,27 @@ describe('statements', function () {
       const { status } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
       assert.equal(status, 200)
     })
+  })
+
+  it('of a turn in a project with a telemetry target are four too, and write its spans', async () => {
+    const path = `/projects/${app.projectId}/telemetry`
+    await targetDirectory(app.services).open()
+    assert.equal((await app.key.put(path, { endpoint: 'https://receiver.example/v1/traces' })).status, 200)
+    await eventually(() => spanTargets.size === 1)
+    let turns = 0
+    await assertStatements(4, async () => {
+      const { status } = await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
+      assert.equal(status, 200)
+      turns++
+    })
+    const written = await app.rows('select span_count from span_outbox')
+    assert.deepEqual(
+      written.map(({ span_count }) => span_count),
+      Array(turns).fill(2),
+    )
+    assert.equal((await app.key.put(path, { endpoint: null })).status, 200)
+    assert.deepEqual(await app.rows('select from span_outbox'), [])
+    await eventually(() => spanTargets.size === 0)
   })
 
   it('of a large turn are two more: its message is claimed without it, its end is notified without the result', async () => {

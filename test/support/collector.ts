@@ -162,6 +162,9 @@ export type Collector = {
   headers: IncomingHttpHeaders[]
   /** Whether requests are left without an answer. */
   hangs: boolean
+  /** Status of requests that are refused, of those that `refuses` chooses; null while they are accepted. */
+  status: number | null
+  refuses: (body: string) => boolean
   /** Problems of bodies; empty if all are valid. */
   problems: string[]
   /** Spans received. */
@@ -265,6 +268,8 @@ export async function startCollector({ keeps = true } = {}): Promise<Collector> 
       if (keeps) collector.bodies.push(text)
       if (keeps) collector.headers.push(request.headers)
       if (collector.hangs) return
+      if (collector.status !== null && collector.refuses(text))
+        return void response.writeHead(collector.status).end('no')
       if (request.method !== 'POST' || !(request.url && request.url in READERS))
         collector.problems.push(`${request.method} ${request.url}`)
       if (request.headers['content-type'] !== 'application/json') collector.problems.push('no JSON')
@@ -281,6 +286,8 @@ export async function startCollector({ keeps = true } = {}): Promise<Collector> 
     bodies: [],
     headers: [],
     hangs: false,
+    status: null,
+    refuses: () => true,
     problems: [],
     count: 0,
     leaks: [],

@@ -3,7 +3,7 @@ import { AppError, type RecordedFailure, raise, recordedFailure } from '#core/ba
 import { injectFault } from '#core/base/fault-injection.ts'
 import type { Services } from '#core/base/services.ts'
 import { storableValue } from '#core/base/storable-text.ts'
-import { type Span, type SpanStart, traced } from '#core/base/telemetry.ts'
+import { currentSpan, type Span, type SpanStart, traced } from '#core/base/telemetry.ts'
 import { MUSTER } from '#core/base/telemetry-names.ts'
 import { isTransient } from '#core/db/database-errors.ts'
 import { withTriggerChain } from '#core/db/trigger-chain.ts'
@@ -11,6 +11,7 @@ import { type AttemptFields, logAttempt, noteAttempt, type WorkAttempt, type Wor
 import { ClaimLostError, type JobContext, RequeueError } from '#core/work/handler.ts'
 import { withoutRetries } from '#core/work/retry.ts'
 import { MAX_MESSAGE_LEASE_SECONDS, work } from '#core/work/work.ts'
+import { addSpans } from '#core/writes/span-outbox.ts'
 import type { Outbox } from '#core/writes/writer.ts'
 import { chainOfFiring } from './fanout.ts'
 import { effectiveInput } from './input.ts'
@@ -134,7 +135,9 @@ async function startFiring(
     const failure = firingFailure(error)
     // Another worker may have started the work since.
     await services.write(async tx => {
-      if (await lockQueuedFiring(tx, firing.id)) await settleTriggerFiring(tx, firing.id, { input, error: failure })
+      if (!(await lockQueuedFiring(tx, firing.id))) return
+      await settleTriggerFiring(tx, firing.id, { input, error: failure })
+      addSpans(services, tx, { attributes: { [MUSTER.outcome]: 'failed' }, error: failure.code })
     })
     log({ outcome: 'failed', code: failure.code, decision: 'abandoned' })
   }
@@ -166,6 +169,7 @@ async function startWork(
     const { result_id, status } = work
     await recordStartedWork(tx, row.id, { target_type: target.type, result_id, status, output: null }, input)
     if (work.over) await settleTriggerFiring(tx, row.id, { error: null })
+    addSpans(services, tx, { attributes: { [MUSTER.outcome]: 'started' } })
     return work
   })
 }
@@ -194,6 +198,7 @@ async function callTarget({
     if (!(thrown instanceof AppError)) services.log.error({ err: thrown, firing_id: id }, 'firing failed')
     error = firingFailure(thrown)
   }
+  if (error) currentSpan()?.fail(error.code)
   await injectFault(services, 'trigger_called')
   await settle(async tx => {
     const status = error ? 'failed' : 'completed'

@@ -18,6 +18,7 @@ export const EXCEPTION_KINDS = {
   secret_expiring: 'warning',
   memory_rule_failed: 'warning',
   webhook_failing: 'warning',
+  telemetry_dropped: 'warning',
   formation_drift: 'warning',
   human_requested: 'warning',
   retention_backlog: 'warning',

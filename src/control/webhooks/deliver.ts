@@ -1,8 +1,9 @@
 import { createHmac } from 'node:crypto'
 import { AppError } from '#core/base/errors.ts'
 import type { Services } from '#core/base/services.ts'
+import type { SpanCapture } from '#core/base/span-targets.ts'
 import { storableText, truncateBytes } from '#core/base/storable-text.ts'
-import { hostAttributes, type SpanStart, traced } from '#core/base/telemetry.ts'
+import { currentCapture, hostAttributes, type SpanStart, traced } from '#core/base/telemetry.ts'
 import { ATTRIBUTE, MUSTER } from '#core/base/telemetry-names.ts'
 import type { EgressOutcome } from '#core/net/egress.ts'
 import { maskSecrets } from '#identity/secrets/mask.ts'
@@ -12,7 +13,7 @@ import { MAX_ATTEMPTS, sealedForWebhook } from './model.ts'
 import { deliveryBody, keyHeader } from './templates.ts'
 
 /** Stored bytes of a response body. */
-const STORED_RESPONSE_BYTES = 1024
+export const STORED_RESPONSE_BYTES = 1024
 
 const FIRST_BACKOFF_MS = 1000
 const JITTER = 0.25
@@ -26,6 +27,8 @@ export type DeliveryAttemptOutcome = {
   counted: boolean
   retry_ms: number | null
   response_body: string | null
+  /** Spans of the attempt for the target of the project. */
+  capture?: SpanCapture | null
   /** Internal error that broke the attempt; only logged. */
   error?: unknown
 }
@@ -80,7 +83,7 @@ export const attemptDelivery = (
     span?.set({ [MUSTER.outcome]: outcome.decision, [ATTRIBUTE.status]: outcome.status_code })
     if (outcome.decision !== 'done' && outcome.decision !== 'returned')
       span?.fail(outcome.status_code === null ? outcome.decision : String(outcome.status_code))
-    return outcome
+    return { ...outcome, capture: currentCapture() }
   })
 
 const deliverySpan = (delivery: ClaimedDelivery): SpanStart => ({
@@ -187,7 +190,7 @@ async function mailHeader(
 }
 
 /** Returns a header value and its parts, such as the credentials after a scheme. */
-const credentialsIn = (value: string): string[] => [value, ...value.split(/\s+/)]
+export const credentialsIn = (value: string): string[] => [value, ...value.split(/\s+/)]
 
 /** Converts the outcome of a request. `sent` are the secrets that the receiver may repeat in its response. */
 function toOutcome(
@@ -199,19 +202,25 @@ function toOutcome(
   if (outcome.kind === 'blocked') return closed(`blocked by egress policy: ${outcome.reason}`)
   if (outcome.kind === 'failed' && (outcome.reason === 'busy' || (outcome.reason === 'aborted' && signal.aborted)))
     return requeuedOutcome
-  const response =
-    outcome.kind === 'answer'
-      ? { status_code: outcome.status, response_body: maskSecrets(outcome.body, sent, STORED_RESPONSE_BYTES) }
-      : {
-          status_code: outcome.status ?? null,
-          response_body: singleLine(maskSecrets(`${outcome.reason}: ${outcome.message}`, sent)),
-        }
+  const response = shownResponse(outcome, sent)
   if (outcome.kind === 'answer' && outcome.status >= 200 && outcome.status < 300)
     return { decision: 'done', status: 'completed', counted: true, retry_ms: null, ...response }
   return attempts < MAX_ATTEMPTS
     ? { decision: 'retry', status: 'queued', counted: true, retry_ms: retryDelayMs(attempts), ...response }
     : { decision: 'failed', status: 'failed', counted: true, retry_ms: null, ...response }
 }
+
+/** Returns the status and text of a response or failure as shown to callers, without the secrets that were sent. */
+export const shownResponse = (
+  outcome: Exclude<EgressOutcome, { kind: 'blocked' }>,
+  sent: readonly string[],
+): { status_code: number | null; response_body: string } =>
+  outcome.kind === 'answer'
+    ? { status_code: outcome.status, response_body: maskSecrets(outcome.body, sent, STORED_RESPONSE_BYTES) }
+    : {
+        status_code: outcome.status ?? null,
+        response_body: singleLine(maskSecrets(`${outcome.reason}: ${outcome.message}`, sent)),
+      }
 
 const singleLine = (text: string): string =>
   truncateBytes(storableText(text).replace(/\s+/g, ' '), STORED_RESPONSE_BYTES)

@@ -6,6 +6,7 @@ import type { Services } from '#core/base/services.ts'
 import { withStatementLimit } from '#core/db/pg-client.ts'
 import type { Suspect, SuspectSource } from '#core/queues/suspects.ts'
 import { MAX_WORKER_LOSSES } from '#core/work/message-claims.ts'
+import { spanRow } from '#core/writes/span-outbox.ts'
 import { disableFailing } from './auto-disable.ts'
 import { attemptDelivery, type DeliveryAttemptOutcome, requeuedOutcome } from './deliver.ts'
 import { logAttempt } from './delivery-report.ts'
@@ -402,9 +403,12 @@ export class DeliveryLoop implements SuspectSource {
     const releases = this.#releases.splice(0)
     let retryMs = 0
     try {
+      const spans = ended.flatMap(({ delivery, outcome: { capture, decision } }) =>
+        capture && decision !== 'returned' ? (spanRow(this.#services, capture, {}, delivery.id) ?? []) : [],
+      )
       const freed = releases.map(({ lane, slot }) => ({ webhook_id: lane.webhook_id, slot }))
       const recordedIds = await runLoopOnce('delivery outcomes', SETTLE_MS, () =>
-        recordOutcomes(pool, this.#holder, ended.map(toDeliveryOutcome), freed),
+        recordOutcomes(pool, this.#holder, { outcomes: ended.map(toDeliveryOutcome), releases: freed, spans }),
       )
       this.#settleFailures = 0
       for (const { delivery } of ended) this.#held.delete(delivery.id)

@@ -4,6 +4,7 @@ import { isTracing } from '#core/base/telemetry.ts'
 import { allOf, type Fragment, idStatement, type Queryable, rawFragment, sql, voidStatement } from '#core/db/sql.ts'
 import { hasTimeLeft, joinAccount, leastDebt } from '#core/queues/suspects.ts'
 import { MAX_WORKER_LOSSES } from '#core/work/message-claims.ts'
+import { insertSpanRows, type SpanRow } from '#core/writes/span-outbox.ts'
 import { DispatchedEvent, eventSubscribers } from './event-subscribers.ts'
 import { deliveryKind, envelopeExpr, Webhook } from './model.ts'
 
@@ -381,16 +382,26 @@ export type DeliveryOutcome = {
   response_body: string | null
 }
 
+const isRecorded = sql.fragment`r.work_id in (select id from recorded)`
+
 /**
- * Records outcomes, resets the failure count of webhooks with a completed delivery, and releases slots, in one
+ * Records outcomes with the spans of their attempts, resets the failure count of webhooks with a completed delivery, and releases slots, in one
  * statement. The claim number fences each outcome: neither a worker that was paused past its lease nor a repeated write
  * after a lost result changes anything. Returns the ids of the recorded deliveries.
  */
 export async function recordOutcomes(
   db: Queryable,
   holder: string,
-  outcomes: readonly DeliveryOutcome[],
-  releases: readonly { webhook_id: string; slot: number }[],
+  {
+    outcomes,
+    releases,
+    spans,
+  }: {
+    outcomes: readonly DeliveryOutcome[]
+    releases: readonly { webhook_id: string; slot: number }[]
+    /** For the targets of projects; most have none. */
+    spans: readonly SpanRow[]
+  },
 ): Promise<Set<string>> {
   const succeeded = [...new Set(outcomes.filter(item => item.status === 'completed').map(item => item.webhook_id))]
   const ids = await db.anyFirst(idStatement`
@@ -405,6 +416,7 @@ export async function recordOutcomes(
       update webhooks w set failures = 0, failing_since = null
       where w.id = any (${sql.array(succeeded, 'text')}) and w.failures > 0
     )
+    ${spans.length > 0 ? sql.fragment`, recorded as (` : sql.fragment``}
     update webhook_deliveries d set
       lease_expires_at = null,
       worker_losses = case when o.settled then 0 else d.worker_losses end,
@@ -429,7 +441,8 @@ export async function recordOutcomes(
       ['text', 'int4', 'bool', 'text', 'int4', 'bool', 'float8', 'text'],
     )} as o (id, claim, settled, status, status_code, counted, retry_ms, response_body)
     where d.id = o.id and d.claim = o.claim and d.status = 'queued' and d.lease_expires_at is not null
-    returning d.id`)
+    returning d.id
+    ${spans.length > 0 ? sql.fragment`), spans as (${insertSpanRows(spans, isRecorded)}) select id from recorded` : sql.fragment``}`)
   return new Set(ids)
 }
 

@@ -33,14 +33,18 @@ function urlProblem(text: string): string | null {
   return null
 }
 
-const url = z
+/** A URL to which requests of a project are sent. */
+export const receiverUrl = z
   .string()
   .max(2048)
   .superRefine((text, context) => {
     const problem = urlProblem(text)
     if (problem) context.addIssue({ code: 'custom', message: problem })
   })
-  .describe('URL that deliveries are posted to: absolute, http or https, without credentials or fragment')
+
+const url = receiverUrl.describe(
+  'URL that deliveries are posted to: absolute, http or https, without credentials or fragment',
+)
 
 export const pattern = z
   .string()

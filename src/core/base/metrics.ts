@@ -50,7 +50,7 @@ export const loopsRestarted = new Counter({
 
 export const telemetryDropped = new Counter({
   name: 'muster_telemetry_dropped_total',
-  help: 'Spans that were not exported, by reason (buffer, limit, queue, export, shutdown); exports of metrics that failed (metrics)',
+  help: 'Spans that were not exported, by reason (buffer, limit, queue, export, shutdown, unit); exports of metrics that failed (metrics)',
   labelNames: ['reason'],
   registers,
 })

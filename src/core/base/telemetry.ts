@@ -11,13 +11,15 @@ import { telemetryDropped } from './metrics.ts'
 import { projectLabels } from './project-labels.ts'
 import { uniqueBytes } from './random-block.ts'
 import { release } from './release.ts'
+import { type CapturedSpan, SpanCapture, type SpanTarget, spanTargets } from './span-targets.ts'
 import { hrTime, MetricsExport } from './telemetry-metrics.ts'
 import { ATTRIBUTE, MUSTER } from './telemetry-names.ts'
 
 /**
  * Traces, exported over OTLP. All spans are made here, without automatic instrumentation, and only here are the packages of
  * OpenTelemetry used: they are loaded when an endpoint is configured. A span is a light record until its batch is exported.
- * Spans contain no content: names, ids, counts and catalogued codes only.
+ * Spans contain no content: names, ids, counts and catalogued codes only. Spans of a project with its own target are also kept
+ * for it (span-targets.ts), whether or not they are exported, and only these may have content.
  */
 
 type Value = string | number | boolean | string[]
@@ -102,7 +104,31 @@ const NO_CONTEXTS: readonly (SpanId | null)[] = []
 
 const active = new AsyncLocalStorage<Span>()
 
+/** The tracer with an exporter, and the tracer of a process with targets of projects only. */
+let exporting: Tracer | null = null
+let capturing: Tracer | null = null
+
 let tracer: Tracer | null = null
+
+const selectTracer = (): void => {
+  tracer = exporting ?? (spanTargets.size > 0 ? capturing : null)
+}
+
+/** Changes the targets of projects of this process. */
+export function changeSpanTargets(change: (targets: Map<string, SpanTarget>) => void, log: Logger): void {
+  change(spanTargets)
+  capturing ??= new Tracer({
+    exporter: null,
+    sampler: { ratio: 0, followsParent: true },
+    namesRequests: false,
+    captures: { content: false, user: false },
+    log,
+  })
+  selectTracer()
+}
+
+/** Returns the capture of the unit of work of this async context; null if its project has no target, or does not sample it. */
+export const currentCapture = (): SpanCapture | null => (tracer === null ? null : (active.getStore()?.capture ?? null))
 
 /** Whether spans have the end user, which the statements that load work then read. */
 export const capturesUser = (): boolean => tracer?.captures.user === true
@@ -117,8 +143,8 @@ export const isTracing = (): boolean => tracer !== null
 
 /** Whether this process exports traces, and how many spans it has not exported. */
 export const telemetryStatus = (): { enabled: boolean; dropped: number } => ({
-  enabled: tracer !== null,
-  dropped: tracer?.droppedCount ?? 0,
+  enabled: exporting !== null,
+  dropped: exporting?.droppedCount ?? 0,
 })
 
 /** Returns the span of this async context, undefined without telemetry. */
@@ -126,6 +152,14 @@ export const currentSpan = (): Span | undefined => (tracer === null ? undefined 
 
 /** Returns the context to store with work that this async context creates; null without telemetry. */
 export const traceContext = (): string | null => (tracer === null ? null : (active.getStore()?.context ?? null))
+
+/**
+ * Returns the context to store with work of several units. Without a span, units of a project with a target are joined by a parent
+ * that is not sent.
+ */
+export const joiningContext = (project: string): string | null =>
+  traceContext() ??
+  (spanTargets.has(project) ? `00-${uniqueBytes(16).toString('hex')}-${uniqueBytes(8).toString('hex')}-00` : null)
 
 /**
  * Runs `work` within a span. An error that it throws is the error of the span. Without telemetry, `start` is not called and the
@@ -179,21 +213,24 @@ class Unit {
   readonly tracer: Tracer
   readonly root: Span
   readonly sampled: boolean
+  /** Its spans for the receiver of its project. */
+  readonly capture: SpanCapture | null
   #fate: 'open' | 'kept' | 'dropped' = 'open'
   #held: Span[] = []
   readonly #zero = systemTime() - performance.now()
   readonly #bits: number
   #traceId: string | null
 
-  /** `above`: what the unit is part of; `origin`: what decides whether it is sampled; `request`: the ID of the request that it is. */
-  constructor(tracer: Tracer, root: Span, above: SpanId | null, origin: SpanId | null, request: string | undefined) {
+  /** `above`: what the unit is part of; `origin`: what decides whether it is sampled. */
+  constructor(tracer: Tracer, root: Span, start: SpanStart, above: SpanId | null, origin: SpanId | null) {
     this.tracer = tracer
     this.root = root
-    this.#traceId = above?.traceId ?? request?.replaceAll('-', '') ?? null
+    this.#traceId = above?.traceId ?? start.request?.replaceAll('-', '') ?? null
     this.#bits = this.#traceId
       ? Number.parseInt(this.#traceId.slice(-13), 16)
       : Math.floor(Math.random() * SAMPLED_RANGE)
     this.sampled = tracer.samples(this.#bits, origin?.sampled ?? null)
+    this.capture = captureFor(start, this.#bits)
   }
 
   get traceId(): string {
@@ -279,7 +316,7 @@ export class Span {
       stored || sent ? ([...contexts, sent].filter(link => link !== null && link !== parent) as SpanId[]) : null
     this.#name = short(name)
     this.#kind = KINDS[kind]
-    this.#unit = over && !unit ? over.#unit : new Unit(tracer, this, parent, parent ?? stored, start.request)
+    this.#unit = over && !unit ? over.#unit : new Unit(tracer, this, start, parent, parent ?? stored)
     this.startedAt = this.#unit.now()
     this.hasRequests = start.requests === true
     this.hasContent = tracer.captures.content && (start.content ?? over?.hasContent === true)
@@ -288,6 +325,35 @@ export class Span {
     if (request !== null) this.#shared = layered({ [MUSTER.request]: request }, this.#shared)
     if (start.user && tracer.captures.user) this.#shared = layered({ [ATTRIBUTE.user]: start.user }, this.#shared)
     this.#attributes = layered(attributes, this.#shared)
+    this.#unit.capture?.start(this)
+  }
+
+  get capture(): SpanCapture | null {
+    return this.#unit.capture
+  }
+
+  /** Whether content of model calls is exported, or sent to the receiver of the project. */
+  get takesContent(): boolean {
+    return this.hasContent || this.capture?.target.content === 'full'
+  }
+
+  /** The span for the receiver of its project; an open span as if it ended now. */
+  captured(): CapturedSpan {
+    const { traceId, spanId, startedAt, attributes } = this
+    return {
+      traceId,
+      spanId,
+      parentSpanId: this.parent?.spanId ?? null,
+      name: this.#name,
+      kind: this.#kind + 1,
+      startedAt,
+      endedAt: this.#endedAt || this.#unit.now(),
+      isFailed: this.#isFailed,
+      attributes,
+      links: this.#links ?? [],
+      events: this.#events ?? [],
+      content: this.#content,
+    }
   }
 
   get traceId(): string {
@@ -309,7 +375,7 @@ export class Span {
   }
 
   get attributes(): Readonly<Record<string, Value>> {
-    return Object.assign(merged(this.#attributes), this.#content)
+    return merged(this.#attributes)
   }
 
   rename(name: string): void {
@@ -320,9 +386,9 @@ export class Span {
     this.#attributes = layered(attributes, this.#attributes)
   }
 
-  /** Sets content, which its caller has cut. Only if the span may have content. */
+  /** Sets content, which its caller has cut. */
   setContent(content: Readonly<Record<string, string>>): void {
-    if (this.hasContent) this.#content = { ...this.#content, ...content }
+    this.#content = { ...this.#content, ...content }
   }
 
   /** Sets attributes of the span and of spans that start below it from now on. */
@@ -347,6 +413,8 @@ export class Span {
     if (this.#endedAt !== 0) return
     const unit = this.#unit
     this.#endedAt = unit.now()
+    unit.capture?.end(this)
+    if (!unit.tracer.isExporting) return
     // Before its own export: a full buffer must not lose the root of a unit that is kept.
     if (unit.root === this) unit.tracer.decide(unit, this.#isFailed || this.#isLong)
     if (unit.sampled || unit.fate === 'kept') unit.tracer.export(this)
@@ -376,7 +444,7 @@ export class Span {
       endTime: hrTime(this.#endedAt),
       duration: hrTime(this.#endedAt - this.startedAt),
       status: { code: this.#isFailed ? 2 : 0 },
-      attributes: this.attributes,
+      attributes: this.hasContent ? { ...this.attributes, ...this.#content } : this.attributes,
       links: (this.#links ?? []).map(link => ({ context: contextOf(link) })),
       events: (this.#events ?? []).map(event => ({ ...event, time: hrTime(event.at) })),
       ended: true,
@@ -389,6 +457,19 @@ export class Span {
 }
 
 const contextOf = ({ traceId, spanId }: SpanId, isRemote = true) => ({ traceId, spanId, traceFlags: 1, isRemote })
+
+/** Returns the target of the project of a span. */
+function targetOf({ shared, attributes }: SpanStart): [project: string, target: SpanTarget] | null {
+  if (spanTargets.size === 0) return null
+  const project = String(shared?.[MUSTER.project] ?? attributes?.[MUSTER.project] ?? '')
+  const target = spanTargets.get(project)
+  return target ? [project, target] : null
+}
+
+function captureFor(start: SpanStart, bits: number): SpanCapture | null {
+  const found = targetOf(start)
+  return found && bits < found[1].sample_ratio * SAMPLED_RANGE ? new SpanCapture(...found) : null
+}
 
 type ReadableSpan = Parameters<OTLPTraceExporter['export']>[0][number]
 
@@ -437,16 +518,19 @@ const short = (text: string): string => (isLong(text) ? Buffer.from(text.slice(0
 /** Whether new traces are sampled, and whether the decision of a parent holds. */
 type Sampler = { ratio: number; followsParent: boolean }
 
-type TracerOptions = {
+type Pipeline = {
   exporter: Pick<OTLPTraceExporter, 'export' | 'shutdown'>
   scope: Scope
+  limits: { queued: number; batch: number; delayMs: number; timeoutMs: number }
+}
+
+type TracerOptions = {
   sampler: Sampler
   /** Whether all IDs of traces are ours, so that the form of one shows that a request began it. */
   namesRequests: boolean
   captures: { content: boolean; user: boolean }
-  limits: { queued: number; batch: number; delayMs: number; timeoutMs: number }
   log: Logger
-}
+} & (Pipeline | { exporter: null })
 
 /** Samples units of work and exports their spans in the background. */
 class Tracer {
@@ -470,11 +554,18 @@ class Tracer {
   /** Starts a span; null if that fails, which must not fail the work. */
   start<S>(start: (subject: S) => SpanStart, subject: S): Span | null {
     try {
-      return new Span(this, start(subject))
+      const given = start(subject)
+      if (!this.isExporting && !active.getStore() && !targetOf(given)) return null
+      return new Span(this, given)
     } catch (error) {
       this.#options.log.error({ err: error }, 'span not started')
       return null
     }
+  }
+
+  /** Whether its spans go to the collector of the deployment. */
+  get isExporting(): boolean {
+    return this.#options.exporter !== null
   }
 
   get droppedCount(): number {
@@ -526,8 +617,12 @@ class Tracer {
     return false
   }
 
+  get #pipeline(): Pipeline {
+    return this.#options as Pipeline
+  }
+
   export(span: Span): void {
-    const { limits, scope } = this.#options
+    const { limits, scope } = this.#pipeline
     if (this.#queue.length >= limits.queued) this.#drop('queue', 1)
     else this.#queue.push(span.readable(scope))
     this.#continue()
@@ -535,7 +630,7 @@ class Tracer {
 
   /** Starts a batch if it is full, and its timer otherwise. */
   #continue(): void {
-    const { batch, delayMs } = this.#options.limits
+    const { batch, delayMs } = this.#pipeline.limits
     if (this.#exporting) return
     if (this.#queue.length >= batch) this.#exportBatches()
     else this.#timer ??= this.#detached(() => setTimeout(() => this.#exportBatches(), delayMs).unref())
@@ -551,14 +646,14 @@ class Tracer {
     }
     clearTimeout(this.#timer)
     if (this.#queue.length > 0) this.#drop('shutdown', this.#queue.splice(0).length)
-    await settledWithin(Math.max(100, deadline - performance.now()), this.#options.exporter.shutdown()).catch(() => {})
+    await settledWithin(Math.max(100, deadline - performance.now()), this.#pipeline.exporter.shutdown()).catch(() => {})
   }
 
   #exportBatches(): void {
     clearTimeout(this.#timer)
     this.#timer = undefined
     if (this.#queue.length === 0) return
-    this.#exporting = this.#detached(() => this.#exportBatch(this.#queue.splice(0, this.#options.limits.batch))).then(
+    this.#exporting = this.#detached(() => this.#exportBatch(this.#queue.splice(0, this.#pipeline.limits.batch))).then(
       () => {
         this.#exporting = null
         if (this.#queue.length > 0) this.#continue()
@@ -567,7 +662,7 @@ class Tracer {
   }
 
   async #exportBatch(spans: ReadableSpan[]): Promise<void> {
-    const { exporter, limits } = this.#options
+    const { exporter, limits } = this.#pipeline
     const exported = await settledWithin(
       limits.timeoutMs + 1000,
       new Promise<boolean>(resolve => {
@@ -654,7 +749,7 @@ export async function openTelemetry(
     if (traces !== null && config.OTEL_CAPTURE_CONTENT)
       log.warn('OTEL_CAPTURE_CONTENT is set: messages of model calls are exported with traces')
     if (traces !== null)
-      tracer = new Tracer({
+      exporting = new Tracer({
         exporter: new OTLPTraceExporter({ url: traces, timeoutMillis: timeoutMs, headers }),
         scope,
         sampler: samplerOf(config),
@@ -668,6 +763,7 @@ export async function openTelemetry(
         },
         log,
       })
+    selectTracer()
     if (metricsUrl !== null)
       metrics = new MetricsExport({
         exporter: new OTLPMetricExporter({ url: metricsUrl, timeoutMillis: timeoutMs, headers }),
@@ -681,9 +777,10 @@ export async function openTelemetry(
     async close(graceMs) {
       if (--openCount > 0) return
       projectLabels.disable()
-      const closing = [tracer, metrics]
-      tracer = null
+      const closing = [exporting, metrics]
+      exporting = null
       metrics = null
+      selectTracer()
       const limitMs = Math.min(Math.max(graceMs, MIN_CLOSE_MS), timeoutMs)
       await Promise.all(closing.map(each => each?.close(limitMs)))
     },

@@ -10,6 +10,7 @@ import { isTransient } from '../db/database-errors.ts'
 import { retryWhileUnavailable } from '../db/retry.ts'
 import { type Fragment, type Queryable, sql } from '../db/sql.ts'
 import type { Queue } from '../queues/queue.ts'
+import { addSpans, type SpanNote } from '../writes/span-outbox.ts'
 import type { Tx } from '../writes/writer.ts'
 import { ClaimLostError, type JobContext, RequeueError } from './handler.ts'
 import type { RetryRule } from './retry.ts'
@@ -137,10 +138,13 @@ class AttemptClaim<Row, Columns> {
       set: (db, assignments) => this.#set(db, assignments),
       settle: work => this.settle(work),
       suspend: work =>
-        this.#finish(async tx => {
-          const assignments = await work(tx, (await table.lock(tx, claim)) ?? this.#lose())
-          if (assignments) await this.#set(tx, assignments)
-        }),
+        this.#finish(
+          async tx => {
+            const assignments = await work(tx, (await table.lock(tx, claim)) ?? this.#lose())
+            if (assignments) await this.#set(tx, assignments)
+          },
+          noteOf({ outcome: 'suspended' }),
+        ),
       reschedule: delayMs => this.requeue(delayMs, false),
     }
   }
@@ -151,17 +155,17 @@ class AttemptClaim<Row, Columns> {
     if (!isCurrent && !this.#isFinished) this.#lost.abort(new ClaimLostError())
   }
 
-  settle<T>(work: (tx: Tx, entity: Row) => Promise<T>): Promise<T> {
-    return this.#finish(async tx => work(tx, (await this.#options.table.remove(tx, this.#claim)) ?? this.#lose()))
+  settle<T>(work: (tx: Tx, entity: Row) => Promise<T>, note = noteOf({ outcome: 'settled' })): Promise<T> {
+    return this.#finish(async tx => work(tx, (await this.#options.table.remove(tx, this.#claim)) ?? this.#lose()), note)
   }
 
   /** Makes the item due again after `delayMs`; `failed` counts a failure. */
-  requeue(delayMs: number, failed: boolean): Promise<void> {
+  requeue(delayMs: number, failed: boolean, note = noteOf({ outcome: 'deferred' })): Promise<void> {
     const { queue, table } = this.#options
     return this.#finish(async tx => {
       if (!(await table.requeue(tx, this.#claim, { delayMs, failed }))) this.#lose()
       tx.send(queue, this.#message, delayMs > 0 ? { startAfter: timeIn(delayMs) } : {})
-    })
+    }, note)
   }
 
   /** Requeues the item for the redelivery of its message, without counting the attempt. False if the claim is lost. */
@@ -201,11 +205,12 @@ class AttemptClaim<Row, Columns> {
   }
 
   /** Runs the last transaction of the attempt, which also completes the message. */
-  async #finish<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
+  async #finish<T>(work: (tx: Tx) => Promise<T>, note: SpanNote): Promise<T> {
     const { services } = this.#context
     const { name } = this.#options
     const value = await this.#transact(async tx => {
       const result = await work(tx)
+      addSpans(services, tx, note)
       this.#context.complete(tx)
       await injectFault(services, `${name}/ending`)
       return result
@@ -230,6 +235,11 @@ export const runAttempt = <Row, Columns>(
   options.span
     ? traced(options.span, claimed, span => makeAttempt(context, message, claimed, options, span))
     : makeAttempt(context, message, claimed, options, null)
+
+const noteOf = ({ outcome, code }: AttemptFields): SpanNote => ({
+  attributes: { [MUSTER.outcome]: outcome },
+  error: typeof code === 'string' ? code : null,
+})
 
 /** Adds the outcome of an attempt to its span. */
 export function noteAttempt(span: Span | null, { outcome, code }: AttemptFields): void {
@@ -307,10 +317,12 @@ async function recordFailure<Row, Columns>(
     return { outcome: 'deferred', next_ms: deferralMs }
   }
   if (isFinal(error) || claim.failures + 1 >= retry.attempts) {
-    const fields = await item.settle((tx, row) => fail(tx, { services, entity: row, claim, error }))
-    return { outcome: 'failed', code: codeOf(error), decision: 'abandoned', ...fields }
+    const failed = { outcome: 'failed', code: codeOf(error) }
+    const fields = await item.settle((tx, row) => fail(tx, { services, entity: row, claim, error }), noteOf(failed))
+    return { ...failed, decision: 'abandoned', ...fields }
   }
   const delayMs = retry.delayMs(claim.failures)
-  await item.requeue(delayMs, true)
-  return { outcome: 'retry', code: codeOf(error), decision: 'retry', next_ms: delayMs }
+  const retried = { outcome: 'retry', code: codeOf(error) }
+  await item.requeue(delayMs, true, noteOf(retried))
+  return { ...retried, decision: 'retry', next_ms: delayMs }
 }

@@ -39,10 +39,10 @@ export const attemptCall = (
 ): Promise<ModelCallOutcome> =>
   traced(modelCallSpan, { provider, model, request }, async span => {
     const progress = new CallProgress()
-    if (span?.hasContent) span.setContent(inputContent(request, client.secrets))
+    if (span?.takesContent) span.setContent(inputContent(request, client.secrets))
     const outcome = await attemptOnce(services, { client, provider, model }, request, progress)
     if (span) noteModelCall(span, outcome, progress)
-    if (span?.hasContent && outcome.ok) span.setContent(outputContent(outcome.answer, client.secrets))
+    if (span?.takesContent && outcome.ok) span.setContent(outputContent(outcome.answer, client.secrets))
     return outcome
   })
 

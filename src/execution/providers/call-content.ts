@@ -99,12 +99,27 @@ function messageOf(message: PromptMessage, cut: Cut): Message {
   return { role, parts }
 }
 
+/**
+ * Returns the beginning of a text with its secrets masked. It ends between words: for the receiver of a project, further secrets
+ * are masked, of which a part would not be found.
+ */
+function beginningOf(text: string, secrets: readonly string[], bytes: number): string {
+  const masked = maskSecrets(text, secrets, bytes)
+  if (Buffer.byteLength(text) <= bytes) return masked
+  let end = masked.length
+  while (end > 0 && isOfWord(masked.charCodeAt(end - 1))) end--
+  return masked.slice(0, end)
+}
+
+/** Whether a character is of ASCII and visible. */
+const isOfWord = (code: number): boolean => code > 0x20 && code < 0x7f
+
 /** Returns messages as JSON of at most MAX_BYTES: texts are cut, and the oldest messages omitted, but not the first one. */
 function fitted(secrets: readonly string[], messages: readonly Build[], first: Build | null = null): string {
   let room = MAX_BYTES - '[]'.length
   const take = (build: Build, sizes: readonly number[]): string | null => {
     for (const bytes of sizes) {
-      const text = JSON.stringify(build(each => redactCredentials(maskSecrets(each, secrets, bytes))))
+      const text = JSON.stringify(build(each => redactCredentials(beginningOf(each, secrets, bytes))))
       const size = Buffer.byteLength(text) + ','.length
       if (size > room) continue
       room -= size

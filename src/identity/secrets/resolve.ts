@@ -3,7 +3,7 @@ import type { Services } from '#core/base/services.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import { cachedValue, readExternalValue } from './external.ts'
 import { sealedForSecret } from './model.ts'
-import { listStoredValues, lockReferencedSecrets } from './store.ts'
+import { listSealedValues, listStoredValues, lockReferencedSecrets } from './store.ts'
 
 /** Secret reference inside a string: `{{secret:<id>}}`. */
 const TOKEN = /\{\{secret:(sec_[A-Za-z0-9]+)\}\}/g
@@ -82,6 +82,18 @@ export async function openSecret(
   secretId: string,
 ): Promise<string> {
   return (await openSecrets(db, services, projectId, [secretId])).get(secretId) as string
+}
+
+/** Most secrets of a project that are masked in content. */
+const MAX_MASKED = 1000
+
+/** Returns the values of a project's secrets in the database, to mask them in content. Never store, log or forward the values. */
+export async function valuesToMask(services: Services, projectId: string): Promise<string[]> {
+  const rows = await listSealedValues(services.pool, projectId, MAX_MASKED)
+  return rows.flatMap(({ id, sealed_value }) => {
+    const opened = services.secrets.open(sealed_value, sealedForSecret(id, projectId))
+    return opened.ok ? [opened.value] : []
+  })
 }
 
 /**

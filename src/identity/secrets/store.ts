@@ -51,6 +51,18 @@ export const dropReplacedValues = async (db: Queryable): Promise<number> =>
 const StoredRow = z.object({ id: z.string(), sealed_value: z.string().nullable(), source: SecretSource.nullable() })
 const storedRow = sql.type(StoredRow)
 
+const SealedRow = z.object({ id: z.string(), sealed_value: z.string() })
+
+/** Lists the newest secrets of a project whose values are in the database, up to `limit`. */
+export const listSealedValues = (
+  db: Queryable,
+  projectId: string,
+  limit: number,
+): Promise<readonly z.output<typeof SealedRow>[]> =>
+  db.any(sql.type(SealedRow)`
+    select id, sealed_value from secrets where project_id = ${projectId} and sealed_value is not null
+    order by created_at desc, id desc limit ${limit}`)
+
 /** Returns the stored values of a project's secrets, in one statement regardless of their number. */
 export const listStoredValues = (
   db: Queryable,

@@ -1,6 +1,7 @@
 import { isDeepStrictEqual } from 'node:util'
 import { fileExceptionInTx } from '#control/exceptions/file-exception.ts'
 import type { Services } from '#core/base/services.ts'
+import { currentSpan } from '#core/base/telemetry.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import type { WorkAttempt } from '#core/work/attempt.ts'
 import type { Outbox, Tx } from '#core/writes/writer.ts'
@@ -49,6 +50,7 @@ export async function settleDispatch(
 ): Promise<void> {
   const route = (task: TaskRow, of: AutomationOutcome) => routeOutcome(services, machine, task, claim.attempt, of)
   const prepared = await route(entity, outcome)
+  if (!outcome.ok) currentSpan()?.fail(outcome.error.code)
   await settle(async (tx, task) => {
     const current = (await read?.(tx)) ?? outcome
     const isUnchanged = task.revision === entity.revision && isDeepStrictEqual(current, outcome)

@@ -22,7 +22,9 @@ export async function redactGenerations(
       work as (delete from generation_work where generation_id = any(${list})),
       hidden as (delete from generation_work_unlogged where generation_id = any(${list})),
       journal as (delete from generation_journal where generation_id = any(${list})),
-      hidden_journal as (delete from generation_journal_unlogged where generation_id = any(${list}))
+      hidden_journal as (delete from generation_journal_unlogged where generation_id = any(${list})),
+      spans as (
+        update span_outbox set sealed_content = null where generation_id = any(${list}) and sealed_content is not null)
     update generations t set status = case when t.status = 'requires_action' then 'failed' else t.status end,
       stop_reason = case when t.status = 'requires_action' then 'error' else t.stop_reason end,
       completed_at = coalesce(t.completed_at, now()), metadata = null, error = null, input = null, output = null,

@@ -1,3 +1,5 @@
+import { currentCapture } from '#core/base/telemetry.ts'
+import { addSpans } from '#core/writes/span-outbox.ts'
 import type { Outbox, StatementWrite, Tx } from '#core/writes/writer.ts'
 import type { GenerationRow } from '../model.ts'
 import { listAbortedOrLost } from '../store.ts'
@@ -5,6 +7,7 @@ import { addFrame, type Frame } from '../streams/frame-store.ts'
 import { liveTurns, TurnAborted, TurnClaimLost } from '../streams/live-turns.ts'
 import { localEnd, notifyEnd, sealEnd } from '../streams/turn-end.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
+import { settledTurn } from './turn-span.ts'
 import { executeFenced } from './turn-store.ts'
 
 type AttemptCommit = {
@@ -35,6 +38,11 @@ export async function commitAttempt(
   const { services, context, generation } = turn
   // A retried write gives its last frame the same number.
   const firstSeq = turn.frames.seq
+  const capture = currentCapture()
+  const addAll = (outbox: Outbox) => {
+    addWrites(outbox)
+    if (capture) addSpans(services, outbox, settledTurn(turn, after), capture)
+  }
   const lastFrame = (outbox: Outbox, result: object | null): Frame => {
     const { event, data } = last(result)
     const frame = turn.frames.next(event, data)
@@ -54,7 +62,7 @@ export async function commitAttempt(
       const write = parts(frames)
       if (isOwned) tx.alongside(() => write.ctes)
       else if (isOwned === false || !(await executeFenced(tx, write))) return false
-      addWrites(tx)
+      addAll(tx)
       const written = await writeSource(tx)
       const result = written?.result ?? null
       const frame = lastFrame(tx, result)
@@ -64,7 +72,7 @@ export async function commitAttempt(
   const inOneStatement = async () => {
     const { held } = await services.writeOne(outbox => {
       turn.frames.rewind(firstSeq)
-      addWrites(outbox)
+      addAll(outbox)
       context.complete?.(outbox)
       const frame = lastFrame(outbox, null)
       return parts(isRecorded ? frames : [...frames, frame])

@@ -1,6 +1,8 @@
 import { systemClock } from '#core/base/clock.ts'
-import type { Span, SpanStart } from '#core/base/telemetry.ts'
+import type { Attributes, Span, SpanStart } from '#core/base/telemetry.ts'
 import { ATTRIBUTE, EARLIER, MUSTER, OPERATION, providerName } from '#core/base/telemetry-names.ts'
+import type { SpanNote } from '#core/writes/span-outbox.ts'
+import type { GenerationRow } from '../model.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
 
 /** The span of an attempt at a turn. */
@@ -35,9 +37,27 @@ export function turnSpan({ agent, generation, loaded }: TurnAttempt): SpanStart 
 
 /** Adds the outcome of an attempt to its span. */
 export function noteTurn(span: Span, { generation, agent }: TurnAttempt, exit: string): void {
-  const { status, usage, error, attempt } = generation
+  span.set(outcomeOf(generation, agent, exit))
+  const { status, error } = generation
+  if (exit === 'settled' && status === 'failed') span.fail(error?.code ?? 'INTERNAL_ERROR')
+}
+
+/** Returns what the target of the project gets of a turn that ends as `after`. Of an agent of another project it gets the turn only. */
+export const settledTurn = ({ agent }: TurnAttempt, after: GenerationRow): SpanNote => {
+  const isForeign = after.publisher_project_id !== null
+  const { id: generation_id, trace_id } = after
+  return {
+    attributes: { ...outcomeOf(after, agent, 'settled'), ...(isForeign && { [ATTRIBUTE.provider]: null }) },
+    error: after.status === 'failed' ? (after.error?.code ?? 'INTERNAL_ERROR') : null,
+    turn: after.content_mode === 'full' && !isForeign ? { generation_id, trace_id } : null,
+    rootOnly: isForeign,
+  }
+}
+
+function outcomeOf(generation: GenerationRow, agent: TurnAttempt['agent'], exit: string): Attributes {
+  const { status, usage, attempt } = generation
   const isSettled = exit === 'settled'
-  span.set({
+  return {
     [ATTRIBUTE.agentVersion]: String(generation.agent_version ?? agent?.version ?? ''),
     [MUSTER.attempt]: attempt,
     [MUSTER.outcome]: isSettled ? status : exit,
@@ -51,6 +71,5 @@ export function noteTurn(span: Span, { generation, agent }: TurnAttempt, exit: s
         [EARLIER.cacheWriteTokens]: usage.cache_write_tokens,
         [MUSTER.cost]: usage.cost_usd,
       }),
-  })
-  if (isSettled && status === 'failed') span.fail(error?.code ?? 'INTERNAL_ERROR')
+  }
 }

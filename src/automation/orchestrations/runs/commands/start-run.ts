@@ -7,7 +7,7 @@ import { valueProblems } from '#automation/orchestrations/definition/schemas.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
 import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
-import { traceContext } from '#core/base/telemetry.ts'
+import { joiningContext } from '#core/base/telemetry.ts'
 import { sql } from '#core/db/sql.ts'
 import { narrowAuthority } from '#core/iam/authority.ts'
 import type { CallerDefinition, PrincipalRecord } from '#core/iam/caller.ts'
@@ -121,7 +121,7 @@ export function buildRunRow(services: Services, start: RunStart): RunRow {
     completed_at: null,
     created_at: at,
     updated_at: at,
-    trace_context: traceContext(),
+    trace_context: joiningContext(project_id),
   }
 }
 

@@ -66,7 +66,7 @@ export async function advanceRun(
   return withTriggerChain(triggerChainOf(loaded.authority), () =>
     traced(runSpan, loaded, async span => {
       const after = await advanceLoaded(tx, services, { loaded, driven, readAt }, options)
-      if (span && after) noteRun(span, after.run)
+      if (span && after) noteRun(span, services, tx, after.run)
       return after
     }),
   )

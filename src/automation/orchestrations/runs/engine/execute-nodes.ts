@@ -6,7 +6,7 @@ import { AppError } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
 import { instanceId } from '#core/base/holder.ts'
 import type { Services } from '#core/base/services.ts'
-import { type Span, traced } from '#core/base/telemetry.ts'
+import { currentCapture, type Span, traced } from '#core/base/telemetry.ts'
 import { databaseErrorKind, isTransient } from '#core/db/database-errors.ts'
 import { retryWhileUnavailable } from '#core/db/retry.ts'
 import { withTriggerChain } from '#core/db/trigger-chain.ts'
@@ -98,6 +98,7 @@ async function executeNode(
     used,
     started,
     mayContinue,
+    capture: currentCapture(),
     following,
   })
   const endNodeInTx: EndNodeInTx = async (tx, outcome) => {

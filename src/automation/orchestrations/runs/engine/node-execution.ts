@@ -1,6 +1,7 @@
 import type { Node } from '#automation/orchestrations/definition/model.ts'
 import type { UsageDraft } from '#control/usage/meter.ts'
 import type { Services } from '#core/base/services.ts'
+import type { SpanCapture } from '#core/base/span-targets.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import type { ToolRow } from '#execution/tools/model.ts'
 import type { RunRow } from '../model.ts'
@@ -84,6 +85,8 @@ export type NodeEnd = {
   started: number
   /** Whether the caller may continue with another node execution of the run. */
   mayContinue: () => boolean
+  /** Spans of the work for the target of the project. */
+  capture: SpanCapture | null
   /**
    * Node executions that were claimed for the caller, whether or not the response of a commit arrived: if it is lost, they
    * are identified by these rows only.

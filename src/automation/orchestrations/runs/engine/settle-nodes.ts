@@ -6,6 +6,7 @@ import { databaseErrorKind } from '#core/db/database-errors.ts'
 import { withTenant } from '#core/db/tenant-context.ts'
 import { withTriggerChain } from '#core/db/trigger-chain.ts'
 import { triggerChainOf } from '#core/iam/caller.ts'
+import { addSpans } from '#core/writes/span-outbox.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { nodeExecutionQueue } from '../queue.ts'
 import type { Advance } from './advance.ts'
@@ -13,6 +14,7 @@ import { advanceRun, type CachedStart } from './advance-run.ts'
 import { endNode } from './end-node.ts'
 import type { AdvanceResult, NodeEnd } from './node-execution.ts'
 import { claimedNode } from './node-execution-store.ts'
+import { settledNode } from './spans.ts'
 
 /**
  * Ends node executions of one run and advances it once. For each that ends, the next ready node execution is claimed if its
@@ -34,6 +36,7 @@ export async function settleNodes(
     async report(advance) {
       advance.addUsage(...used)
       for (const end of ends) if (await endNode(advance, end)) held.push(end)
+      for (const end of held) if (end.capture) addSpans(services, tx, settledNode(end), end.capture)
       return held.length > 0
     },
     claims(advance) {

@@ -1,0 +1,127 @@
+import { promisify } from 'node:util'
+import { inflateRaw } from 'node:zlib'
+import { isAllowed } from '#core/api/access.ts'
+import { kinds } from '#core/api/kind.ts'
+import { AppError } from '#core/base/errors.ts'
+import { release } from '#core/base/release.ts'
+import type { Services } from '#core/base/services.ts'
+import { otlpAttributes } from '#core/base/span-targets.ts'
+import type { CallerFacts } from '#core/iam/caller.ts'
+import type { EgressOutcome } from '#core/net/egress.ts'
+import { openJson } from '#core/secrets/json.ts'
+import { openText } from '#core/secrets/sealed-text.ts'
+import { type SpanContent, sealedForSpans } from '#core/writes/span-outbox.ts'
+import { callerForPrincipal } from '#identity/principals/principals.ts'
+import { maskYielding } from '#identity/secrets/mask.ts'
+import { resolveTokens } from '#identity/secrets/resolve.ts'
+import { credentialsIn, STORED_RESPONSE_BYTES, shownResponse } from '../webhooks/deliver.ts'
+import { sealedForTarget, type TargetRow } from './model.ts'
+import type { OutboxRow } from './store.ts'
+
+const inflate = promisify(inflateRaw)
+
+const HEAD = `{"resourceSpans":[{"resource":${JSON.stringify({
+  attributes: otlpAttributes({ 'service.name': 'muster', 'service.version': release }),
+})},"scopeSpans":[{"scope":${JSON.stringify({ name: 'muster', version: release })},"spans":[`
+const TAIL = ']}]}]}'
+
+/** Returns the body of a request with spans as JSON texts. */
+export const otlpBody = (spans: readonly string[]): string => `${HEAD}${spans.join(',')}${TAIL}`
+
+/** What a receiver answered. `blocked`: the egress rule refused, or a header cannot be made. */
+export type Receipt = { ok: boolean; status_code: number | null; response_body: string }
+
+const refused = (response_body: string): Receipt => ({ ok: false, status_code: null, response_body })
+
+/** Posts a body to the receiver of a project. Failures of the receiver are values. */
+export async function postSpans(
+  services: Services,
+  target: Pick<TargetRow, 'project_id' | 'endpoint' | 'sealed_headers'>,
+  body: string,
+  signal?: AbortSignal,
+): Promise<Receipt> {
+  const { config, egress, pool } = services
+  const { project_id, endpoint } = target
+  try {
+    const stored = openJson<Record<string, string>>(
+      services,
+      target.sealed_headers,
+      sealedForTarget(project_id),
+      'Headers',
+    )
+    const { texts, values } = await resolveTokens(pool, services, project_id, Object.values(stored))
+    const headers = Object.fromEntries(Object.keys(stored).map((name, index) => [name, texts[index]]))
+    const outcome = await egress.request({
+      url: endpoint,
+      method: 'POST',
+      headers: { ...headers, 'Content-Type': 'application/json' },
+      body,
+      tenant: project_id,
+      timeoutMs: config.WEBHOOK_TIMEOUT_MS,
+      connectTimeoutMs: config.WEBHOOK_TIMEOUT_MS,
+      maxRedirects: config.EGRESS_MAX_REDIRECTS,
+      redirectMode: 'repost',
+      sensitiveHeaders: Object.keys(headers),
+      maxBytes: STORED_RESPONSE_BYTES + 1,
+      truncate: true,
+      signal,
+    })
+    return receiptOf(outcome, [...values, ...texts.flatMap(credentialsIn)])
+  } catch (error) {
+    if (error instanceof AppError) return refused(error.message)
+    throw error
+  }
+}
+
+function receiptOf(outcome: EgressOutcome, sent: readonly string[]): Receipt {
+  if (outcome.kind === 'blocked') return refused(`blocked by egress policy: ${outcome.reason}`)
+  const shown = shownResponse(outcome, sent)
+  return { ok: outcome.kind === 'answer' && outcome.status >= 200 && outcome.status < 300, ...shown }
+}
+
+/** Returns the spans of rows as JSON texts, with the content that the author of the target may read. */
+export async function readSpans(
+  services: Services,
+  target: TargetRow,
+  rows: readonly OutboxRow[],
+  secrets: () => Promise<readonly string[]>,
+): Promise<{ id: string; spans: string }[]> {
+  const hasContent = target.content === 'full' && rows.some(({ sealed_content }) => sealed_content !== null)
+  const author = hasContent ? await callerForPrincipal(services, target.author, target.project_id) : null
+  const read: { id: string; spans: string }[] = []
+  for (const row of rows) {
+    const spans = (await inflate(Buffer.from(row.spans, 'base64'))).toString('utf8')
+    const text = author && mayRead(author, target.project_id, row) ? contentOf(services, target.project_id, row) : null
+    read.push({
+      id: row.id,
+      spans: text === null ? spans.slice(1, -1) : await withContent(spans, text, await secrets()),
+    })
+  }
+  return read
+}
+
+/** Whether a caller may read the content of all traces of a project, and of the trace of a row. */
+const mayRead = (author: CallerFacts, project_id: string, { trace_id }: OutboxRow): boolean => {
+  const kind = kinds.get('trace')
+  return (
+    isAllowed(author, READ_CONTENT, { kind, project_id }) &&
+    trace_id !== null &&
+    isAllowed(author, READ_CONTENT, { kind, row: { id: trace_id, project_id } })
+  )
+}
+
+/** Action with which content of turns is read. */
+export const READ_CONTENT = 'traces:GetTrace'
+
+const contentOf = (services: Services, project_id: string, { id, sealed_content }: OutboxRow): string | null =>
+  sealed_content === null ? null : openText(services, sealed_content, sealedForSpans(id, project_id))
+
+/** Adds content to spans, with `***` in place of secrets. */
+async function withContent(spans: string, text: string, secrets: readonly string[]): Promise<string> {
+  const content: SpanContent = JSON.parse(text)
+  const read: { spanId: string; attributes: unknown[] }[] = JSON.parse(spans)
+  for (const { spanId, attributes } of read)
+    for (const [key, value] of Object.entries(content[spanId] ?? {}))
+      attributes.push({ key, value: { stringValue: await maskYielding(value, secrets) } })
+  return read.map(span => JSON.stringify(span)).join(',')
+}
