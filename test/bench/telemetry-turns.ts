@@ -14,7 +14,7 @@ import { counted, type Target } from './turn-load.ts'
  * server, each of which has the same number of turns in each round. A cost is the median of the differences of rounds, with
  * its interval. A second deployment without telemetry shows the difference that is none.
  */
-const ROUNDS = amount(60, 24)
+const ROUNDS = amount(60, 10)
 const TURNS = amount(240, 120)
 const WARM_UP = amount(1500, 400)
 

@@ -5,7 +5,6 @@ import { startAgentApp } from '../execution/fixtures.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess } from '../support/processes.ts'
 import { startReceiver } from '../support/receiver.ts'
-import { scriptOf } from '../support/scripts.ts'
 import { forSuite } from '../support/suite.ts'
 
 /** Short leases, and slots for all messages together. */
@@ -181,48 +180,6 @@ describe('work that kills its workers', function () {
       assert.equal(status, 'completed')
     } finally {
       await second.kill()
-    }
-  })
-
-  it('waits for the work in progress once for several suspects, not for each', async () => {
-    const control = async (path: string, method = 'POST'): Promise<any> =>
-      (await fetch(`${app.double.url}${path}`, { method })).json()
-    const waiting = async (gate: string, count: number) =>
-      eventually(
-        async () =>
-          (await control('/control/gates', 'GET')).data.find((each: any) => each.gate === gate)?.waiting === count,
-        { what: `${count} calls at ${gate}` },
-      )
-    const startAt = async (gate: string) => {
-      const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: scriptOf({ text: 'hi', gate }) })
-      return `/generations/${body.generation_id}`
-    }
-    const lost = await startProcess('worker', app.databaseUrl, { ...FAST, WORKER_CONCURRENCY: '6' }, ['generation'])
-    const turns: string[] = []
-    for (let n = 0; n < 6; n++) turns.push(await startAt('lost'))
-    await waiting('lost', turns.length)
-    const surviving = await startProcess('worker', app.databaseUrl, FAST, ['generation'])
-    try {
-      const inProgress = await startAt('long')
-      await waiting('long', 1)
-      await lost.kill('SIGKILL')
-      await control('/control/gates/lost/open')
-      for (const turn of turns)
-        await eventually(async () => isOver((await app.key.get(turn)).body), {
-          what: `end of ${turn}`,
-          within: 120_000,
-        })
-      const waits = surviving.output
-        .filter(line => line.includes('"work quarantined"'))
-        .map(line => JSON.parse(line).waited_ms as number)
-      assert.equal(waits.length, turns.length)
-      // A series lasts five seconds, and a suspect at most two.
-      assert.ok(waits.filter(ms => ms <= 1000).length >= turns.length / 2, `waits of ${waits} ms`)
-      assert.ok(!isOver((await app.key.get(inProgress)).body))
-      await control('/control/gates/long/open')
-      await eventually(async () => isOver((await app.key.get(inProgress)).body), { what: 'end of the long turn' })
-    } finally {
-      await surviving.kill()
     }
   })
 })

@@ -13,14 +13,11 @@ const PROBATION_MS = 2000
 /** The same at its limit. Bounded, because a sweep takes hours: above its limit work fails whatever else was in progress. */
 const STRICT_MS = 10_000
 
-/** Time after which suspects give way to other work, and the part of it, with the wait before it, for which they do. */
+/** Time after which suspects give way to other work, and the part of it for which they do. */
 const SERIES_MS = 5000
 const OPEN_SHARE = 0.4
 
-/**
- * Longest wait of a series of suspects for the end of the work in progress: before a probation, and before a run that is
- * strictly alone. Work that continues for longer continues for all of them.
- */
+/** Longest wait for the end of the work in progress: before a probation, and before a run that is strictly alone. */
 const DRAIN_MS = { probation: 5000, strict: 60_000 }
 
 /** Longest wait of a stop for a claim in progress. */
@@ -81,26 +78,22 @@ export class Quarantine {
   }
 
   async #run(): Promise<void> {
-    let drainedMs = 0
     try {
       while (!this.#stopping.aborted) {
         const next = await this.#findNext()
         if (next === null) return
         // A killed worker leaves as many suspects as it had messages.
         const takenMs = this.#countTaken()
-        if (takenMs - drainedMs > SERIES_MS) {
+        if (takenMs > SERIES_MS) {
           this.#pause(false)
           await sleep(takenMs * OPEN_SHARE, undefined, { signal: this.#stopping }).catch(() => {})
-          drainedMs = 0
         }
         this.#pause(true)
         const pausedAt = performance.now()
-        const alone = await this.#drain((next.strict ? DRAIN_MS.strict : DRAIN_MS.probation) - drainedMs)
-        const waitedMs = performance.now() - pausedAt
-        drainedMs += waitedMs
+        const alone = await this.#drain(next.strict)
         if (this.#stopping.aborted) return
         const suspect = await next.source.claim(alone)
-        if (suspect) await this.#runSuspect(suspect, { pausedAt, waitedMs })
+        if (suspect) await this.#runSuspect(suspect, pausedAt)
       }
     } finally {
       this.#pause(false)
@@ -118,9 +111,9 @@ export class Quarantine {
     return next
   }
 
-  async #runSuspect(suspect: Suspect, { pausedAt, waitedMs }: { pausedAt: number; waitedMs: number }): Promise<void> {
+  async #runSuspect(suspect: Suspect, pausedAt: number): Promise<void> {
     const { id, queue, losses, strict } = suspect
-    this.#log.warn({ queue, job: id, losses, waited_ms: Math.round(waitedMs) }, 'work quarantined')
+    this.#log.warn({ queue, job: id, losses }, 'work quarantined')
     this.#suspects.add(id)
     const limitMs = strict ? this.#strictMs : PROBATION_MS
     // In advance, because the suspect may end the process.
@@ -159,8 +152,8 @@ export class Quarantine {
    * Waits until nothing is in progress but suspects that ran alone before and work that waits for other work, or until the
    * limit. Returns whether nothing is.
    */
-  async #drain(limitMs: number): Promise<boolean> {
-    const until = performance.now() + limitMs
+  async #drain(isStrict: boolean): Promise<boolean> {
+    const until = performance.now() + (isStrict ? DRAIN_MS.strict : DRAIN_MS.probation)
     const isIdle = (except: ReadonlySet<string>) => this.#sources.every(source => source.isIdle(except))
     while (!isIdle(this.#suspects) && performance.now() < until && !this.#stopping.aborted) await sleep(10)
     return this.#sources.every(source => source.isEmpty())
