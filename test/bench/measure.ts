@@ -23,8 +23,8 @@ export function processorTime(pid: number, { children = false } = {}): number {
 }
 
 /**
- * The same in nanosecond steps, of threads and child processes that run: for differences between short rounds of programs
- * that do not end between them.
+ * The same in nanosecond steps for threads and child processes that run: for differences between short rounds. Threads do not
+ * end between them.
  */
 export function exactTime(pid: number, { children = false } = {}): number {
   try {
@@ -35,11 +35,18 @@ export function exactTime(pid: number, { children = false } = {}): number {
     }, 0)
     if (!children) return own
     const below = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').trim()
-    return below.split(' ').reduce((sum, child) => sum + exactTime(Number(child)), own)
+    return below.split(' ').reduce((sum, child) => sum + exactTime(Number(child)), own + endedChildren(pid))
   } catch {
     // A thread or child that has ended meanwhile.
     return 0
   }
+}
+
+/** Processor time of the children of a process that have ended. */
+function endedChildren(pid: number): number {
+  const stat = readFileSync(`/proc/${pid}/stat`, 'utf8')
+  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ')
+  return fields.slice(13, 15).reduce((sum, ticks) => sum + Number(ticks) * TICK_MS, 0)
 }
 
 /** The process that the others of a PostgreSQL server on this machine are below; `db` is a superuser's connection. */

@@ -14,8 +14,9 @@ import { counted, type Target } from './turn-load.ts'
  * server, each of which has the same number of turns in each round. A cost is the median of the differences of rounds, with
  * its interval. A second deployment without telemetry shows the difference that is none.
  */
-const ROUNDS = amount(60, 10)
-const TURNS = amount(240, 120)
+const ROUNDS = amount(300, 80)
+/** Few, so that the load of the machine is the same for the deployments of a round. */
+const TURNS = 48
 const WARM_UP = amount(1500, 400)
 
 const RATIOS = { off: null, control: null, '0.1': '0.1', '1.0': '1' } as const
@@ -82,7 +83,7 @@ export async function turnRows(spanCosts: { unsampled: number; sampled: number }
       for (const mode of n % 2 === 0 ? MODES : MODES.toReversed())
         measured[mode].push(await (deployments.get(mode) as Awaited<ReturnType<typeof deploy>>).round())
       const last = MODES.map(mode => `${mode} ${rounded(measured[mode][n].processor, 2)}`)
-      progress(`round ${n + 1} of ${ROUNDS}, ms of processor time of a turn: ${last.join(', ')}`)
+      if (n % 10 === 0) progress(`round ${n + 1} of ${ROUNDS}, ms of processor time of a turn: ${last.join(', ')}`)
     }
     return [...MODES.slice(1).flatMap(mode => differenceRows(mode, measured)), ...(await spansRow())]
   } finally {
