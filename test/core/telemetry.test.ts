@@ -1,5 +1,11 @@
 import assert from 'node:assert/strict'
+import { loadConfig } from '#config.ts'
+import { silentLog } from '#core/base/log.ts'
+import { openTelemetry, startSpan } from '#core/base/telemetry.ts'
+import { ATTRIBUTE, MUSTER } from '#core/base/telemetry-names.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { startCollector } from '../support/collector.ts'
+import { testEnvironment } from '../support/environment.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
 import { toolCall } from '../support/scripts.ts'
 import { forSuite } from '../support/suite.ts'
@@ -164,5 +170,23 @@ describe('traces', function () {
     )
     assert.ok(!collector.bodies.join().includes('CANARY'))
     assert.ok(!collector.bodies.join().includes('secret-path'))
+  })
+})
+
+describe('attributes of a span', () => {
+  it('keep their value when a later one is null, however often the span is noted', async () => {
+    const collector = await startCollector()
+    const config = loadConfig({ ...testEnvironment('postgres://unused'), OTEL_EXPORTER_OTLP_ENDPOINT: collector.url })
+    const telemetry = await openTelemetry(config, { role: 'web', log: silentLog() })
+    try {
+      const span = startSpan(() => ({ name: 'x', attributes: { [ATTRIBUTE.session]: 'sess_1' } }), null)
+      for (let n = 1; n <= 100; n++) {
+        span?.set({ [ATTRIBUTE.session]: null, [MUSTER.attempt]: n })
+        assert.deepEqual(span?.attributes, { [ATTRIBUTE.session]: 'sess_1', [MUSTER.attempt]: n })
+      }
+    } finally {
+      await telemetry.close(1000)
+      await collector.close()
+    }
   })
 })

@@ -272,7 +272,7 @@ function layered(attributes: Attributes | undefined, below: Layer | null): Layer
   const values = isShort(attributes) ? attributes : present(attributes)
   const depth = below === null ? 1 : below.depth + 1
   return depth > MAX_LAYERS
-    ? { values: Object.assign(merged(below), values), below: null, depth: 1 }
+    ? { values: Object.assign(merged(below), present(values)), below: null, depth: 1 }
     : { values, below, depth }
 }
 
