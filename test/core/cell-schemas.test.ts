@@ -130,8 +130,10 @@ describe('two cells in one database', function () {
   })
 })
 
-describe('the schema of a URL', () => {
-  it('is in its address, and refused if it is not usable', () => {
+describe('the schema of a URL', function () {
+  this.timeout(60_000)
+
+  it('is in its address, and refused if it cannot be a separate schema', () => {
     assert.equal(addressOf('postgres://u:p@a:1/d?schema=cell_b'), 'a:1/d?schema=cell_b')
     assert.equal(
       parseDatabaseUrl('postgres://a/d?schema=b&options=-c%20work_mem%3D5MB').urls[0].includes('work_mem'),
@@ -139,6 +141,19 @@ describe('the schema of a URL', () => {
     )
     for (const schema of ['', 'public', 'pgboss', 'pg_temp', 'Cell', 'a b', 'a;b', '1a', 'a'.repeat(31)])
       assert.throws(() => parseDatabaseUrl(`postgres://a/d?schema=${schema}`), /schema must have/, schema)
+  })
+
+  it('replaces only whole names in statements', async () => {
+    const database = await cloneTemplate()
+    const client = new DatabaseClient({ connectionString: inSchema(database.url).replace(SCHEMA, 'my_pgboss') })
+    try {
+      await client.connect()
+      const { rows } = await client.query(`select 'pgboss.job' as named, 'my_pgboss.job' as own`)
+      assert.deepEqual(rows, [{ named: 'my_pgboss.job', own: 'my_pgboss.job' }])
+    } finally {
+      await client.end()
+      await database.drop()
+    }
   })
 
   it('is the same for the listening connection', () => {

@@ -251,7 +251,7 @@ export class DatabaseClient extends pg.Client {
 
 /** Returns a statement whose names in the schema of the queues are in `schema`. */
 function inSchema(schema: string, statement: unknown): unknown {
-  const rewrite = (text: string) => text.replaceAll(`${QUEUE_SCHEMA}.`, `${schema}.`)
+  const rewrite = (text: string) => text.replaceAll(/\bpgboss\./g, `${schema}.`)
   if (typeof statement === 'string') return rewrite(statement)
   const { text } = statement as { text?: unknown }
   return typeof text === 'string' ? { ...(statement as object), text: rewrite(text) } : statement
