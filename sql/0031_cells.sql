@@ -20,6 +20,6 @@ begin
   return null;
 end $$;
 
--- Published tables need an identity of rows; these have no key. Without publications this costs nothing.
+-- Published tables need an identity of rows; these have no key. It costs nothing unless wal_level is logical.
 alter table session_keys replica identity full;
 alter table turn_requests replica identity full;

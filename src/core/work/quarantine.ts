@@ -27,9 +27,9 @@ const END_MS = 1000
  * Runs the suspects of this process: work that was active when a worker was lost, and may have stalled or killed it. A
  * suspect runs while the process claims nothing else. After two seconds without a loss the next suspects and other work
  * follow, so that long innocent work does not wait for each other; a suspect at its limit of lost workers, by default two,
- * runs alone for up to ten seconds. After five seconds of suspects, other work is claimed for two; the suspects of one project
- * take no more than its share of the time (suspects.ts). Work that kills its workers within two seconds therefore ends with
- * that number, any other with one more.
+ * runs alone for up to ten seconds. After five seconds of suspects, other work is claimed for two fifths of their time and of the
+ * wait before them; the suspects of one project take no more than its share of the time (suspects.ts). Work that kills its
+ * workers within two seconds therefore ends with that number, any other with one more.
  */
 export class Quarantine {
   readonly #log: Services['log']
