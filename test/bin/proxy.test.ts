@@ -2,8 +2,9 @@ import assert from 'node:assert/strict'
 import { type ChildProcess, execFile, spawn } from 'node:child_process'
 import { once } from 'node:events'
 import fs from 'node:fs'
-import type { IncomingMessage } from 'node:http'
+import http, { type IncomingMessage } from 'node:http'
 import https from 'node:https'
+import type { AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { promisify } from 'node:util'
@@ -54,6 +55,50 @@ describe('reverse proxies', function () {
     await run('caddy', ['validate', '--adapter', 'caddyfile', '--config', path.join(root, 'deploy/Caddyfile')], {
       env: { PATH },
     })
+  })
+
+  it('of nginx keep web processes in use that answer requests of one caller with 503', async function () {
+    if (!(await has('nginx', '-v'))) return this.skip()
+    const folder = fs.mkdtempSync(path.join(tmpdir(), 'muster-proxy-'))
+    const webs = await Promise.all(
+      [1, 2].map(async () => {
+        const web = http.createServer((request, response) =>
+          response.writeHead(request.url === '/busy' ? 503 : 200).end(),
+        )
+        await once(web.listen(0, '127.0.0.1'), 'listening')
+        return web
+      }),
+    )
+    const port = await quietPort()
+    const lineOf = (rest: string, web: http.Server) => `server 127.0.0.1:${(web.address() as AddressInfo).port}${rest};`
+    const server = read('nginx.conf')
+      .replace(/server 127\.0\.0\.1:5047(.*);/, (_line, rest) => webs.map(web => lineOf(rest, web)).join(' '))
+      .replace('listen 443 ssl', `listen 127.0.0.1:${port}`)
+      .replace(/ssl_certificate.*;/g, '')
+    const temporary = ['client_body', 'proxy', 'fastcgi', 'uwsgi', 'scgi']
+      .map(each => `${each}_temp_path ${folder}/${each};`)
+      .join(' ')
+    fs.writeFileSync(path.join(folder, 'server.conf'), server)
+    fs.writeFileSync(
+      path.join(folder, 'main.conf'),
+      `daemon off; pid ${folder}/pid; error_log stderr; events {}
+      http { access_log off; ${temporary} include ${folder}/server.conf; }`,
+    )
+    const nginx = spawn('nginx', ['-e', 'stderr', '-p', folder, '-c', `${folder}/main.conf`], {
+      env: { PATH },
+      stdio: 'ignore',
+    })
+    try {
+      const statusOf = async (at: string) => (await fetch(`http://127.0.0.1:${port}${at}`)).status
+      await eventually(() => statusOf('/').catch(() => null), { what: 'nginx' })
+      for (let n = 0; n < 3; n++) assert.equal(await statusOf('/busy'), 503)
+      for (let n = 0; n < 3; n++) assert.equal(await statusOf('/other'), 200)
+    } finally {
+      nginx.kill('SIGTERM')
+      await once(nginx, 'exit')
+      for (const web of webs) web.close()
+      fs.rmSync(folder, { recursive: true })
+    }
   })
 
   describe('of nginx', () => {
