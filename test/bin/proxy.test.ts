@@ -195,4 +195,51 @@ describe('reverse proxies', function () {
       assert.deepEqual(entries, [{ ip: '127.0.0.1' }])
     })
   })
+
+  it('of nginx goes on with other requests after responses of 503, which a project at its limits gets', async function () {
+    if (!(await has('nginx', '-v'))) return this.skip()
+    const folder = fs.mkdtempSync(path.join(tmpdir(), 'muster-proxy-'))
+    const servers = await Promise.all(
+      [0, 1].map(async () => {
+        const server = http.createServer((req, res) => res.writeHead(req.url === '/limited' ? 503 : 200).end())
+        await once(server.listen(0, '127.0.0.1'), 'listening')
+        return server
+      }),
+    )
+    const port = await quietPort()
+    const text = read('nginx.conf')
+    const line = /^ *server (127\.0\.0\.1:5047).*;$/m.exec(text) ?? assert.fail('no server')
+    const lines = servers.map(each =>
+      line[0].replace(line[1], `127.0.0.1:${(each.address() as { port: number }).port}`),
+    )
+    const plain = replaced(text, line[0], lines.join('\n'))
+      .replace('listen 443 ssl', `listen 127.0.0.1:${port}`)
+      .replace(/^ *ssl_certificate.*$/gm, '')
+    fs.writeFileSync(path.join(folder, 'server.conf'), plain)
+    const temporary = ['client_body', 'proxy', 'fastcgi', 'uwsgi', 'scgi']
+      .map(each => `${each}_temp_path ${folder}/${each};`)
+      .join(' ')
+    const user = process.getuid?.() === 0 ? 'user root;' : ''
+    fs.writeFileSync(
+      path.join(folder, 'main.conf'),
+      `daemon off; pid ${folder}/pid; error_log stderr; ${user} events {}
+        http { access_log off; ${temporary} include ${folder}/server.conf; }`,
+    )
+    const nginx = spawn('nginx', ['-e', 'stderr', '-p', folder, '-c', path.join(folder, 'main.conf')], {
+      env: { PATH },
+      stdio: 'ignore',
+    })
+    const status = async (at: string) => (await fetch(`http://127.0.0.1:${port}${at}`)).status
+    try {
+      await eventually(async () => (await status('/').catch(() => null)) === 200, { what: 'nginx' })
+      for (let count = 0; count < 3; count++) assert.equal(await status('/limited'), 503)
+      for (let count = 0; count < 3; count++) assert.equal(await status('/'), 200)
+    } finally {
+      nginx.kill('SIGTERM')
+      await once(nginx, 'exit')
+      for (const each of servers) each.closeAllConnections()
+      for (const each of servers) each.close()
+      fs.rmSync(folder, { recursive: true })
+    }
+  })
 })

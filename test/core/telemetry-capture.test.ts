@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { accepted, shared } from '../execution/share-support.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
 import type { ReceivedSpan } from '../support/collector.ts'
 import type { TestProcess } from '../support/processes.ts'
@@ -102,6 +103,20 @@ describe('content, end users and statements in spans', function () {
     const turn = await named('invoke_agent closed')
     assert.equal(chatsOf(turn).length, 1)
     assert.ok(!app.collector.bodies.join().includes('UNKEPT'))
+  })
+
+  it('instructions of a shared agent whose content is not kept are in no span', async () => {
+    const agent = await app.agent({ name: 'lent', trace_content_mode: 'none', instructions: 'UNKEPT-INSTRUCTIONS' })
+    const grantee = await app.projectWith(['agents:*', 'shares:*'])
+    const share = await shared(app.admin, `srn:${app.projectId}:agent:${agent}`, {
+      project_id: app.projectId,
+      grantee: grantee.id,
+    })
+    await accepted(grantee.key, share.id)
+    const reply = await app.at(web, grantee.key).post(`/agents/${agent}/generate?wait=true`, { prompt: 'x' })
+    assert.equal(reply.body.status, 'completed', JSON.stringify(reply.body))
+    await named('invoke_agent lent')
+    assert.ok(!app.collector.bodies.join().includes('UNKEPT-INSTRUCTIONS'))
   })
 
   it('each span of a turn of an end user, and of a request by their token, has their external ID', async () => {

@@ -15,7 +15,7 @@ export function turnSpan({ agent, generation, loaded }: TurnAttempt): SpanStart 
     name: `${OPERATION.agent} ${name ?? ''}`.trim(),
     unit: true,
     from: { context: loaded.traceContext, at: generation.updated_at },
-    content: generation.content_mode === 'full',
+    content: generation.content_mode === 'full' && generation.publisher_project_id === null,
     user: loaded.user,
     shared: {
       [MUSTER.project]: generation.project_id,
