@@ -24,9 +24,9 @@ const channels = [
   ),
 ]
 
-const inSchema = (databaseUrl: string): string => {
+const inSchema = (databaseUrl: string, schema = SCHEMA): string => {
   const url = new URL(databaseUrl)
-  url.searchParams.set('schema', SCHEMA)
+  url.searchParams.set('schema', schema)
   return url.href
 }
 
@@ -139,6 +139,7 @@ describe('the schema of a URL', function () {
       parseDatabaseUrl('postgres://a/d?schema=b&options=-c%20work_mem%3D5MB').urls[0].includes('work_mem'),
       true,
     )
+    assert.throws(() => parseDatabaseUrl('postgres://a/d?Schema=b'), /has the parameter Schema, which must be schema/)
     for (const schema of ['', 'public', 'pgboss', 'pg_temp', 'Cell', 'a b', 'a;b', '1a', 'a'.repeat(31)])
       assert.throws(() => parseDatabaseUrl(`postgres://a/d?schema=${schema}`), /schema must have/, schema)
   })
@@ -153,6 +154,29 @@ describe('the schema of a URL', function () {
     } finally {
       await client.end()
       await database.drop()
+    }
+  })
+
+  it('is no reserved word, and may exist already for a role that cannot create one', async () => {
+    const { url, drop } = await cloneTemplate()
+    try {
+      await assert.rejects(migrate(inSchema(url, 'user')), /DATABASE_URL: has the schema user, a reserved word of SQL/)
+      const client = new DatabaseClient({ connectionString: url })
+      await client.connect()
+      const role = `muster_role_${process.pid}`
+      await client.query(`create role ${role} login superuser; create schema given authorization ${role};
+        alter role ${role} nosuperuser; alter role ${role} password 'given'`)
+      try {
+        const own = new URL(inSchema(url, 'given'))
+        own.username = role
+        own.password = 'given'
+        assert.ok((await migrate(own.href)).length > 20)
+      } finally {
+        await client.query(`drop schema given cascade; drop role ${role}`)
+        await client.end()
+      }
+    } finally {
+      await drop()
     }
   })
 

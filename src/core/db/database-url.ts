@@ -33,7 +33,7 @@ export function socketPath(directory: string, port: number | string): string | n
   return Buffer.byteLength(path) <= SOCKET_PATH_BYTES ? path : null
 }
 
-/** With the longest channel, such a name has 61 of the 63 bytes of an identifier. Unquoted in statements, so lower case only. */
+/** With the longest channel, such a name has 62 of the 63 bytes of an identifier. Unquoted in statements, so lower case only. */
 const SCHEMA = /^(?!pg|public$|information_schema$)[a-z_][a-z0-9_]{0,29}$/
 
 const listOf = (text: string | null): string[] | null => (text ? text.split(',') : null)
@@ -66,6 +66,8 @@ export function parseDatabaseUrl(text: string): DatabaseUrl {
   const target = (searchParams.get('target_session_attrs') ?? 'any') as SessionTarget
   if (!TARGETS.includes(target)) throw new Error(`target_session_attrs must be one of ${TARGETS.join(', ')}`)
   const schema = searchParams.get('schema')
+  const other = [...searchParams.keys()].find(name => name !== 'schema' && name.toLowerCase() === 'schema')
+  if (other !== undefined) throw new Error(`has the parameter ${other}, which must be schema`)
   if (schema !== null && !SCHEMA.test(schema))
     throw new Error(
       'schema must have 1 to 30 lower case letters, digits and _, begin with a letter or _ and not with pg, and not be public',

@@ -2,6 +2,7 @@ import { readFile } from 'node:fs/promises'
 import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { MigrationBuilder } from 'node-pg-migrate'
+import { ConfigError } from '../base/config.ts'
 import { release } from '../base/release.ts'
 import { sqlStateOf } from '../db/database-errors.ts'
 import { channelPrefix, parseDatabaseUrl } from '../db/database-url.ts'
@@ -46,6 +47,7 @@ export const MIGRATION_LOCK = 7_310_542_201
  * @param options.jobRetentionDays how long finished messages are kept, default 7
  * @returns the names of the migrations that ran
  * @throws OutdatedReleaseError if the database has a breaking migration of a later release
+ * @throws ConfigError if its schema is a reserved word
  * @throws SkippedReleaseError if a migration removes what the release of the database uses
  */
 export async function migrate(
@@ -66,7 +68,8 @@ export async function migrate(
   const client = new DatabaseClient({ connectionString: databaseUrl, application_name: 'muster migrate' })
   await client.connect()
   try {
-    await lockMigrations(client, lockTimeoutMs, options.onWait)
+    if (schema !== null) await requireSchema(client, schema)
+    await lockMigrations(client, { schema, timeoutMs: lockTimeoutMs, onWait: options.onWait })
     await client.query(`set lock_timeout = ${LOCK_WAIT_MS}`)
     await requireCurrentRelease(
       async () => (await client.query('select name, release from breaking_migrations order by name')).rows,
@@ -85,7 +88,7 @@ export async function migrate(
         migrationLoaderStrategies: [{ extensions: ['.sql'], loader: migrationLoader(channelPrefix(databaseUrl)) }],
         direction: 'up',
         migrationsTable: 'migrations',
-        ...(schema !== null && { schema, createSchema: true }),
+        ...(schema !== null && { schema }),
         checkOrder: true,
         noLock: true,
         // Each migration is committed on its own, so that it holds few locks and is not repeated because of a later one. But a
@@ -103,13 +106,30 @@ export async function migrate(
 }
 
 /**
+ * Creates a schema, if the database lacks it: with `if not exists`, PostgreSQL requires the privilege even if it does not.
+ * @throws ConfigError if pg-boss cannot use its name
+ */
+async function requireSchema(client: DatabaseClient, schema: string): Promise<void> {
+  const { rows } = await client.query(
+    `select quote_ident($1) <> $1 as is_reserved, to_regnamespace($1) is not null as exists`,
+    [schema],
+  )
+  if (rows[0].is_reserved) throw new ConfigError('DATABASE_URL', `has the schema ${schema}, a reserved word of SQL`)
+  if (!rows[0].exists) await client.query(`create schema if not exists ${schema}`)
+}
+
+/**
  * Acquires the lock of migrations. Polls: a statement that waits for it would have a snapshot, for whose end the build of an
  * index by the holder of the lock waits.
  */
-async function lockMigrations(client: DatabaseClient, timeoutMs: number, onWait?: () => void): Promise<void> {
+async function lockMigrations(
+  client: DatabaseClient,
+  { schema, timeoutMs, onWait }: { schema: string | null; timeoutMs: number; onWait?: () => void },
+): Promise<void> {
+  const key = schema === null ? `${MIGRATION_LOCK}` : `${MIGRATION_LOCK} + abs(hashtext('${schema}')::bigint)`
   const deadline = performance.now() + timeoutMs
   for (let polls = 0; ; polls++) {
-    const { rows } = await client.query(`select pg_try_advisory_lock(${MIGRATION_LOCK}) as locked`)
+    const { rows } = await client.query(`select pg_try_advisory_lock(${key}) as locked`)
     if (rows[0].locked) return
     if (performance.now() > deadline) throw new Error(`another process has migrated for ${timeoutMs / 1000} s`)
     if (polls === 0) onWait?.()

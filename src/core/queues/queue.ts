@@ -552,6 +552,7 @@ export async function createQueuesInDatabase(
     application_name: 'muster-migrate',
     max: 2,
     schema: schemaOf(databaseUrl),
+    createSchema: parseDatabaseUrl(databaseUrl).schema === null,
     supervise: false,
     schedule: false,
   })
