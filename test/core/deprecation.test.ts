@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { z } from 'zod'
-import { deprecatedField } from '#core/api/deprecation.ts'
+import { deprecatedField, deprecationDates } from '#core/api/deprecation.ts'
 import { operation } from '#core/api/operation.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { loadBeside } from '../support/modules.ts'
@@ -106,6 +106,44 @@ describe('deprecation', function () {
       assert.throws(() => deprecatedField(z.string(), { ...OPERATION, removal }), /removed by .*: too early/)
     assert.throws(() => deprecatedField(z.string(), { ...OPERATION, date: 'soon' }), /too early/)
     assert.equal(deprecatedField(z.string(), { ...OPERATION, removal: '0.4.0' }).meta()?.deprecated, true)
+  })
+
+  it('of a field is found in records, tuples, other fields and pipes, and in each place of a repeated schema', () => {
+    const body = z
+      .object({
+        record: z.record(z.string(), part),
+        tuple: z.tuple([z.string(), part], part),
+        piped: z.preprocess(value => value, part),
+        again: z.union([z.string(), z.object({ part })]),
+      })
+      .catchall(part)
+    const dateOf = deprecationDates({ deprecated: null, query: null, body, answers: {} })
+    const old = { old: 'x' }
+    const sent = [{ record: { any: old } }, { tuple: ['x', old] }, { tuple: ['x', {}, old] }, { piped: old }]
+    for (const each of [...sent, { again: { part: old } }, { any: old }])
+      assert.equal(dateOf?.({ query: {}, body: each }), FIELD.date, JSON.stringify(each))
+    for (const each of [old, { record: old }, { again: 'old' }, { again: { part: { new: 'x' } } }])
+      assert.equal(dateOf?.({ query: {}, body: each }), null, JSON.stringify(each))
+    for (const answer of [z.record(z.string(), part), z.tuple([part]), z.looseObject({ part }), z.lazy(() => part)])
+      assert.ok(deprecationDates({ deprecated: null, query: null, body: null, answers: { 200: answer } }))
+  })
+
+  it('of a field is found in schemas of which each contains all others', () => {
+    const count = 30
+    const nodes: z.ZodType[] = Array.from({ length: count }, (_, index) =>
+      z.lazy(() =>
+        z.object({
+          ...Object.fromEntries(nodes.map((node, at) => [`to_${at}`, node.optional()])),
+          ...(index === count - 1 && { old: deprecatedField(z.string().optional(), FIELD) }),
+        }),
+      ),
+    )
+    const dateOf = deprecationDates({ deprecated: null, query: null, body: nodes[0], answers: { 200: nodes[0] } })
+    assert.equal(dateOf?.({ query: {}, body: {} }), FIELD.date)
+    const sending = deprecationDates({ deprecated: null, query: null, body: nodes[0], answers: {} })
+    const last = `to_${count - 1}`
+    assert.equal(sending?.({ query: {}, body: { to_3: { to_7: { [last]: { old: 'x' } } } } }), FIELD.date)
+    assert.equal(sending?.({ query: {}, body: { to_3: { [last]: { to_3: { old: 'x' } } } } }), null)
   })
 
   it('is not announced where nothing is deprecated', async () => {

@@ -12,7 +12,7 @@ export const DEPRECATED = 'x-deprecated'
 /** Minor releases, from the first one on, in which clients are informed. */
 const MINORS = 2
 
-/** Whether a field was declared as deprecated: without one, no schema is searched. */
+/** Whether a field was declared as deprecated: without one, no schema is walked. */
 let hasFields = false
 
 /** @throws Error for a removal that comes too early */
@@ -46,34 +46,75 @@ export function describedOperation(
   return withNotice(description, deprecation)
 }
 
-type Field = { path: readonly string[]; deprecation: Deprecation }
-type Node = Record<string, any>
+type Io = 'input' | 'output'
 
-/** Returns the deprecated fields of a schema; their paths pass through arrays. */
-function fieldsIn(schema: z.ZodType | null, io: 'input' | 'output'): Field[] {
-  if (schema === null) return []
-  const root = z.toJSONSchema(schema, { io, unrepresentable: 'any' }) as Node
-  const walk = (node: Node, path: readonly string[], within: readonly string[]): Field[] => {
-    const { $ref, properties = {}, items = [], anyOf = [], oneOf = [], allOf = [] } = node
-    const own: Field[] = node[DEPRECATED] ? [{ path, deprecation: node[DEPRECATED] }] : []
-    const isNew = typeof $ref === 'string' && $ref.startsWith('#/$defs/') && !within.includes($ref)
-    const target = isNew ? walk(root.$defs?.[$ref.slice('#/$defs/'.length)] ?? {}, path, [...within, $ref]) : []
-    const parts = [items, anyOf, oneOf, allOf].flat().filter(each => typeof each === 'object')
-    return [
-      ...own,
-      ...target,
-      ...parts.flatMap(each => walk(each, path, within)),
-      ...Object.entries<Node>(properties).flatMap(([name, each]) => walk(each, [...path, name], within)),
-    ]
-  }
-  return walk(root, [], [])
+/**
+ * A schema without its arrays, alternatives and wrappers: its deprecations, and objects that it allows, each with the schemas of its
+ * fields and of the fields that it does not name.
+ */
+type Level = { own: Deprecation[]; objects: { fields: Record<string, z.ZodType>; others: z.ZodType[] }[] }
+
+const LEVELS = { input: new WeakMap<z.ZodType, Level>(), output: new WeakMap<z.ZodType, Level>() }
+
+/** Definition of any kind of schema. */
+const definitionOf = (schema: z.ZodType) => schema.def as unknown as Record<string, any>
+
+/** Returns the schemas that describe the same value as a schema, or the items of it. */
+function partsOf(schema: z.ZodType, io: Io): z.ZodType[] {
+  const { type, in: from, out: to, options = [], items = [], ...def } = definitionOf(schema)
+  if (schema instanceof z.ZodLazy) return [schema._zod.innerType as z.ZodType]
+  if (type === 'pipe') return [io === 'output' || definitionOf(from).type === 'transform' ? to : from]
+  return [def.element, def.innerType, def.left, def.right, def.rest, ...options, ...items].filter(Boolean)
 }
 
-/** Whether a value has a field. */
-function hasField(value: unknown, [name, ...rest]: readonly string[]): boolean {
-  if (Array.isArray(value)) return value.some(each => hasField(each, [name, ...rest]))
-  if (typeof value !== 'object' || value === null || !Object.hasOwn(value, name)) return false
-  return rest.length === 0 || hasField((value as Node)[name], rest)
+function levelOf(schema: z.ZodType, io: Io): Level {
+  const known = LEVELS[io].get(schema)
+  if (known) return known
+  const level: Level = { own: [], objects: [] }
+  // Grows while it is walked.
+  const parts = new Set([schema])
+  for (const part of parts) {
+    const deprecation = part.meta()?.[DEPRECATED]
+    if (deprecation) level.own.push(deprecation as Deprecation)
+    const { shape, catchall, valueType } = definitionOf(part)
+    if (shape || catchall || valueType)
+      level.objects.push({ fields: { ...shape }, others: [catchall, valueType].filter(Boolean) })
+    for (const each of partsOf(part, io)) parts.add(each)
+  }
+  LEVELS[io].set(schema, level)
+  return level
+}
+
+/** Returns the deprecations of a schema and of all fields below it. */
+function deprecationsIn(schema: z.ZodType | null, io: Io): Deprecation[] {
+  const schemas = new Set(schema ? [schema] : [])
+  for (const each of schemas) {
+    for (const { fields, others } of levelOf(each, io).objects)
+      for (const field of [...Object.values(fields), ...others]) schemas.add(field)
+  }
+  return [...schemas].flatMap(each => levelOf(each, io).own)
+}
+
+/** Returns the deprecations of the fields that a value has. Reads each part of the value once. */
+function deprecationsOf(sent: unknown, schema: z.ZodType): Deprecation[] {
+  const found: Deprecation[] = []
+  const open: { value: unknown; schemas: ReadonlySet<z.ZodType> }[] = [{ value: sent, schemas: new Set([schema]) }]
+  for (const { value, schemas } of open) {
+    if (typeof value !== 'object' || value === null || schemas.size === 0) continue
+    if (Array.isArray(value)) {
+      for (const each of value) if (typeof each === 'object') open.push({ value: each, schemas })
+      continue
+    }
+    const objects = [...schemas].flatMap(each => levelOf(each, 'input').objects)
+    for (const [name, each] of Object.entries(value)) {
+      const named = new Set(
+        objects.flatMap(({ fields, others }) => (Object.hasOwn(fields, name) ? fields[name] : others)),
+      )
+      for (const field of named) found.push(...levelOf(field, 'input').own)
+      open.push({ value: each, schemas: named })
+    }
+  }
+  return found
 }
 
 /** Parts of an operation that may be deprecated. */
@@ -86,8 +127,8 @@ type Parts = {
 
 /**
  * Returns the function that returns the date of the earliest deprecation which concerns a request: of the operation, of a field
- * of its responses, or of a field that the request sends. Null if nothing of the operation is deprecated. Converts its schemas,
- * which takes some milliseconds.
+ * of its responses, or of a field that the request sends. Null if nothing of the operation is deprecated. Walks its schemas, once
+ * for all operations, if any field is deprecated.
  */
 export function deprecationDates({
   deprecated,
@@ -96,14 +137,14 @@ export function deprecationDates({
   answers,
 }: Parts): ((sent: { query: unknown; body: unknown }) => string | null) | null {
   if (!hasFields && !deprecated) return null
-  const answered = Object.values(answers).flatMap(each => fieldsIn(each, 'output'))
-  const always = [...(deprecated ? [deprecated] : []), ...answered.map(({ deprecation }) => deprecation)]
-  const sendable = { query: fieldsIn(query, 'input'), body: fieldsIn(body, 'input') }
-  if (always.length + sendable.query.length + sendable.body.length === 0) return null
+  const answered = hasFields ? Object.values(answers).flatMap(each => deprecationsIn(each, 'output')) : []
+  const always = [...(deprecated ? [deprecated] : []), ...answered]
+  const sendable = Object.entries({ query, body }).flatMap(([part, schema]) =>
+    hasFields && schema && deprecationsIn(schema, 'input').length > 0 ? { part: part as 'query' | 'body', schema } : [],
+  )
+  if (always.length + sendable.length === 0) return null
   return sent => {
-    const concerned = (['query', 'body'] as const).flatMap(part =>
-      sendable[part].filter(({ path }) => hasField(sent[part], path)).map(({ deprecation }) => deprecation),
-    )
+    const concerned = sendable.flatMap(({ part, schema }) => deprecationsOf(sent[part], schema))
     return [...always, ...concerned].map(({ date }) => date).sort()[0] ?? null
   }
 }

@@ -23,8 +23,7 @@ export class OperationHandler {
   readonly #read: ReturnType<typeof jsonReader>
   readonly #callerMs: number
   readonly #anonymousMs: number
-  /** Undefined before the first request. */
-  #deprecationDate: ReturnType<typeof deprecationDates> | undefined
+  readonly #deprecationDate: ReturnType<typeof deprecationDates>
 
   constructor(http: HttpParts, operation: Operation) {
     const { config } = http.services
@@ -33,6 +32,7 @@ export class OperationHandler {
     this.#operation = operation
     this.#read = jsonReader(operation.bodyLimit?.(config) ?? limit)
     this.#callerMs = operation.receive ? config.UPLOAD_TIMEOUT_MS : config.HTTP_BODY_TIMEOUT_MS
+    this.#deprecationDate = deprecationDates(operation)
     this.#anonymousMs = operation.bodyTimeMs?.(config) ?? config.HTTP_ANONYMOUS_BODY_TIMEOUT_MS
   }
 
@@ -44,7 +44,6 @@ export class OperationHandler {
     try {
       const request = requestFacts(services, req, res)
       const identify = await this.#readBody(req, res, request)
-      if (this.#deprecationDate === undefined) this.#deprecationDate = deprecationDates(operation)
       if (this.#deprecationDate) this.#announce(this.#deprecationDate(req), res)
       invocation = openInvocation(services, operation, requestCall(req, request, identify))
       const result = await executeInvocation(invocation)
