@@ -3,6 +3,7 @@ import { createHash } from 'node:crypto'
 import fs from 'node:fs'
 import path from 'node:path'
 import { parseArgs } from 'node:util'
+import { compareReleases } from '#core/base/release.ts'
 import { newMigrations, readFragments, withVersion } from './collect-changes.ts'
 import type { Interface } from './interface.ts'
 import { packService, productionShrinkwrap } from './service-package.ts'
@@ -112,8 +113,8 @@ function previousInterface(version: string): { version: string; recorded: Interf
   const versions = fs
     .readdirSync(path.join(root, RELEASES))
     .flatMap(file => /^(\d+\.\d+\.\d+)\.interface\.json$/.exec(file)?.[1] ?? [])
-    .filter(each => each.localeCompare(version, 'en', { numeric: true }) < 0)
-    .sort((a, b) => a.localeCompare(b, 'en', { numeric: true }))
+    .filter(each => compareReleases(each, version) < 0)
+    .sort(compareReleases)
   const last = versions.at(-1)
   return last === undefined ? null : { version: last, recorded: JSON.parse(read(`${RELEASES}/${last}.interface.json`)) }
 }

@@ -1,7 +1,7 @@
 import { readdirSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import { z } from 'zod'
-import { release } from '../base/release.ts'
+import { compareReleases, release } from '../base/release.ts'
 import type { Services } from '../base/services.ts'
 import { sqlStateOf } from '../db/database-errors.ts'
 import { sql } from '../db/sql.ts'
@@ -89,9 +89,6 @@ const CONTRACT = /^-- breaking: true\n-- contract: (\d+\.\d+\.\d+)$/m
 
 /** Returns the release that stopped using what a migration removes; null if it removes nothing. */
 export const contractOf = (text: string): string | null => CONTRACT.exec(text)?.[1] ?? null
-
-/** Compares two versions by their numbers. */
-export const compareReleases = (one: string, other: string): number => one.localeCompare(other, 'en', { numeric: true })
 
 /** Thrown when a database must be migrated by an earlier release first. */
 export class SkippedReleaseError extends Error {}

@@ -3,12 +3,11 @@ import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { MigrationBuilder } from 'node-pg-migrate'
 import { ConfigError } from '../base/config.ts'
-import { release } from '../base/release.ts'
+import { compareReleases, release } from '../base/release.ts'
 import { sqlStateOf } from '../db/database-errors.ts'
 import { channelPrefix, parseDatabaseUrl } from '../db/database-url.ts'
 import { DatabaseClient } from '../db/pg-client.ts'
 import {
-  compareReleases,
   contractOf,
   MIGRATIONS,
   migrationNames,
