@@ -2,6 +2,7 @@ import fs from 'node:fs'
 import path from 'node:path'
 import '#config.ts'
 import { settingRows } from '#core/base/declared-settings.ts'
+import { compareReleases } from '#core/base/release.ts'
 import { declaredNames, loadModules } from '#core/modules/module.ts'
 import { modules } from '#modules.ts'
 import verbs from '#operator/verbs.json' with { type: 'json' }
@@ -132,27 +133,61 @@ export function interfaceText({ document, ...names }: Interface): string {
 }
 
 /** Types of each field within a schema, whether it is required, its default, and the release that removes it if it is deprecated. */
-type Fields = Map<string, { types: Set<string>; isRequired: boolean; value?: unknown; removal?: string }>
+type Field = { types: Set<string>; isRequired: boolean; value?: unknown; removal?: string }
+type Fields = Map<string, Field>
+
+/** Adds a field to the fields of a schema: required if it is in each place. */
+function addField(fields: Fields, path: string, { types, isRequired, value, removal }: Field): void {
+  const field = fields.get(path) ?? { types: new Set<string>(), isRequired: true }
+  fields.set(path, field)
+  for (const type of types) field.types.add(type)
+  field.isRequired &&= isRequired
+  field.value ??= value
+  field.removal ??= removal
+}
+
+/** Adds the fields of alternatives: required if each alternative that has fields, or is an object, requires them. */
+function addAlternatives(
+  schemas: readonly Schema[],
+  document: Document,
+  fields: Fields,
+  at: string,
+  within: readonly string[],
+): void {
+  const alternatives = schemas.flatMap(schema => {
+    const own: Fields = new Map()
+    addFields(schema, document, own, at, within)
+    return own.size > 0 || schema.type === 'object' ? [own] : []
+  })
+  const parentOf = (path: string) => path.slice(0, Math.max(0, path.lastIndexOf('.')))
+  for (const own of alternatives)
+    for (const [path, field] of own) {
+      const parent = parentOf(path)
+      const isMissing = alternatives.some(each => !each.has(path) && (parent === at || each.has(parent)))
+      addField(fields, path, { ...field, isRequired: field.isRequired && !isMissing })
+    }
+}
 
 /** Adds the fields of a schema, and those below them, to `fields`. `within`: references that lead to the schema. */
 function addFields(schema: Schema, document: Document, fields: Fields, at: string, within: readonly string[]): void {
-  const { $ref, items, additionalProperties: others, properties = {}, required = [] } = schema
+  const { $ref, items, additionalProperties: others, properties = {}, required = [], allOf = [] } = schema
   if ($ref) {
     const target = document.components.schemas[nameIn($ref)]
     if (target && !within.includes($ref)) addFields(target, document, fields, at, [...within, $ref])
     return
   }
-  const parts = [...LISTS.flatMap(key => schema[key] ?? []), items, typeof others === 'object' ? others : undefined]
-  for (const part of parts) if (part) addFields(part, document, fields, at, within)
+  for (const part of [...allOf, items, typeof others === 'object' ? others : undefined])
+    if (part) addFields(part, document, fields, at, within)
+  for (const alternatives of [schema.anyOf, schema.oneOf])
+    if (alternatives) addAlternatives(alternatives, document, fields, at, within)
   for (const [name, property] of Object.entries(properties)) {
     const path = at === '' ? name : `${at}.${name}`
-    const field = fields.get(path) ?? { types: new Set<string>(), isRequired: true }
-    fields.set(path, field)
-    for (const type of typesOf(property, document, within)) field.types.add(type)
-    // In all branches.
-    field.isRequired &&= required.includes(name)
-    field.value ??= property.default
-    field.removal ??= property['x-deprecated']?.removal
+    addField(fields, path, {
+      types: new Set(typesOf(property, document, within)),
+      isRequired: required.includes(name),
+      value: property.default,
+      removal: property['x-deprecated']?.removal,
+    })
     addFields(property, document, fields, path, within)
   }
 }
@@ -321,7 +356,7 @@ function isMentioned(mention: string, notes: string): boolean {
 export const overdue = (lines: readonly string[], version: string): string[] =>
   lines.filter(line => {
     const removal = / deprecated until (\S+)$/.exec(line)?.[1]
-    return removal !== undefined && removal.localeCompare(version, 'en', { numeric: true }) <= 0
+    return removal !== undefined && compareReleases(removal, version) <= 0
   })
 
 /** Returns the differences that the notes of a release do not mention. */

@@ -261,6 +261,33 @@ describe('a release', function () {
     assert.deepEqual(unmentioned(before, before, ''), [])
   })
 
+  it('lists fields of alternatives as required only if each alternative requires them', () => {
+    const object = (properties: object, required: string[]) => ({ type: 'object', properties, required })
+    const text = { type: 'string' }
+    const inner = { anyOf: [object({ deep: text }, ['deep']), { type: 'null' }] }
+    const both = object({ both: text, one: text, inner }, ['both', 'one', 'inner'])
+    const schema = {
+      allOf: [object({ whole: text }, ['whole'])],
+      anyOf: [both, object({ both: text, loose: text }, ['both'])],
+    }
+    const document = {
+      paths: { '/api/v1/hats': { post: { requestBody: { content: { 'application/json': { schema } } } } } },
+      components: { schemas: {}, parameters: {} },
+    }
+    const lines = interfaceLines({ errors: [], events: [], settings: [], commands: [], document: document as Document })
+    assert.deepEqual(
+      lines.filter(line => line.startsWith('body')).map(line => line.replace('body POST /hats ', '')),
+      [
+        'both string required',
+        'inner null|object',
+        'inner.deep string required',
+        'loose string',
+        'one string',
+        'whole string required',
+      ],
+    )
+  })
+
   it('names new deprecations, and removals that are due', () => {
     const deprecated = ['operation GET /hats', 'deprecation GET /hats deprecated until 0.10.0', 'operation GET /a']
     const field = 'answer GET /a old string deprecated until 0.9.0'
