@@ -273,6 +273,16 @@ describe('recovery record of a turn', function () {
     assert.match(sealed[0].hash, /^[0-9a-f]{64}$/)
     assert.equal((await app.admin.delete(`/generations/${id}/content`)).status, 200)
     assert.equal((await app.admin.get(path)).body.calls, null)
+    await app.rows(
+      `insert into audit_entries (id, project_id, action, resource_public_id, status, created_at)
+       select 'aud_refused_' || n, $1, 'generations:AbortGeneration', $2, 409, now() - interval '1 hour'
+       from generate_series(1, 100) n`,
+      [app.projectId, id],
+    )
+    const newest = (await app.admin.get(path)).body.audit.map(({ action }: any) => action)
+    assert.equal(newest.length, 100)
+    assert.equal(newest[0], 'generations:AbortGeneration')
+    assert.ok(newest.slice(-2).includes('generations:CancelGeneration'), newest.slice(-2).join())
   })
 
   it('is deleted with its turn', async () => {

@@ -369,7 +369,7 @@ const resourceEntryRow = sql.type(auditEntryKind.row.extend({ hash: z.string().n
 type ResourceEntry = z.output<typeof auditEntryKind.row> & { hash: string | null }
 
 /**
- * Lists the entries of a turn or run, oldest first, with their hashes; null until an entry is sealed. By audit_entries_work, and
+ * Lists the newest entries of a turn or run, oldest first, with their hashes; null until an entry is sealed. By audit_entries_work, and
  * the seals by audit_seal_batches_recent.
  */
 export const listEntriesOfWork = (
@@ -385,5 +385,5 @@ export const listEntriesOfWork = (
     from (
       select * from audit_entries
       where resource_public_id = ${id} and ${isOfWork} and project_id = ${project_id}
-      order by created_at, id limit ${MAX_OF_WORK}) t
+      order by created_at desc, id desc limit ${MAX_OF_WORK}) t
     order by t.created_at, t.id`)

@@ -16,7 +16,7 @@ export const WorkEntries = z
   )
   .nullable()
   .describe(
-    'Audit entries of requests for it, oldest first, at most 100. Null without permission to list audit entries.',
+    'The newest 100 audit entries of requests for it, oldest first. Null without permission to list audit entries.',
   )
 
 /** Returns the audit entries of the turn or run of a request that the caller may list; null without the permission in the project. */
