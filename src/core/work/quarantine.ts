@@ -28,7 +28,7 @@ const END_MS = 1000
  * suspect runs while the process claims nothing else. After two seconds without a loss the next suspects and other work
  * follow, so that long innocent work does not wait for each other; a suspect at its limit of lost workers, by default two,
  * runs alone for up to ten seconds. After five seconds of suspects, other work is claimed for two fifths of their time and of the
- * wait before them; the suspects of one project take no more than its share of the time (suspects.ts). Work that kills its
+ * wait before them; the runs of the suspects of one project take no more than its share of the time (suspects.ts). Work that kills its
  * workers within two seconds therefore ends with that number, any other with one more.
  */
 export class Quarantine {
@@ -89,11 +89,10 @@ export class Quarantine {
           await sleep(takenMs * OPEN_SHARE, undefined, { signal: this.#stopping }).catch(() => {})
         }
         this.#pause(true)
-        const pausedAt = performance.now()
         const alone = await this.#drain(next.strict)
         if (this.#stopping.aborted) return
         const suspect = await next.source.claim(alone)
-        if (suspect) await this.#runSuspect(suspect, pausedAt)
+        if (suspect) await this.#runSuspect(suspect)
       }
     } finally {
       this.#pause(false)
@@ -111,18 +110,18 @@ export class Quarantine {
     return next
   }
 
-  async #runSuspect(suspect: Suspect, pausedAt: number): Promise<void> {
+  async #runSuspect(suspect: Suspect): Promise<void> {
     const { id, queue, losses, strict } = suspect
     this.#log.warn({ queue, job: id, losses }, 'work quarantined')
     this.#suspects.add(id)
     const limitMs = strict ? this.#strictMs : PROBATION_MS
-    // In advance, because the suspect may end the process.
-    const chargedMs = performance.now() - pausedAt + limitMs
-    await this.#charge(suspect, chargedMs)
+    // In advance, because the suspect may end the process; not for the wait before it, which other projects cause.
+    const startedAt = performance.now()
+    await this.#charge(suspect, limitMs)
     const hasEnded = await settledWithin(limitMs, suspect.run())
     // Other work before that is recorded would let the suspect fail for it.
     if (!hasEnded) await retryWhileUnavailable(() => suspect.endProbation(), { signal: this.#stopping })
-    await this.#charge(suspect, performance.now() - pausedAt - chargedMs)
+    await this.#charge(suspect, performance.now() - startedAt - limitMs)
   }
 
   /** Adds time to the account of the project of a suspect. Failures are logged: the suspect has been claimed. */
