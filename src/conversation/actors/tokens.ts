@@ -3,6 +3,7 @@ import type { z } from 'zod'
 import { couldAllowIn } from '#core/api/access.ts'
 import { type Context, type Operation, operation, operations } from '#core/api/operation.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
+import { capturesUser } from '#core/base/telemetry.ts'
 import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { Caller, EndUserScope } from '#core/iam/caller.ts'
 import { findTokenAgents } from '#execution/agents/store.ts'
@@ -108,9 +109,11 @@ async function revokeTokens(tx: Context['tx'], actorId: string): Promise<void> {
   principalsChanged(tx, `actor:${actorId}`)
 }
 
-/** Expression of the record by which tokens are checked. Primary key. */
+/** Expression of the record by which tokens are checked, with the external ID only for spans that have it. Primary key. */
 export const actorOfToken = (id: Fragment): Fragment => sql.fragment`(
-  select jsonb_build_object('id', a.id, 'project_id', a.project_id, 'external_id', a.external_id, 'tags', a.tags, 'token_version', a.token_version)
+  select jsonb_build_object('id', a.id, 'project_id', a.project_id, ${
+    capturesUser() ? sql.fragment`'external_id', a.external_id, ` : sql.fragment``
+  }'tags', a.tags, 'token_version', a.token_version)
   from actors a where a.id = ${id})`
 
 const raises = ['AGENT_NOT_FOUND'] as const

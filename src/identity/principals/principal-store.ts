@@ -89,7 +89,8 @@ export const actorRecord = extensionPoint<(id: Fragment) => Fragment>({
 const PrincipalActor = z.object({
   id: z.string(),
   project_id: z.string(),
-  external_id: z.string().nullable(),
+  /** Read only if spans have it. */
+  external_id: z.string().nullish(),
   tags: z.record(z.string(), z.string()),
   token_version: z.int(),
 })
