@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { startMcpServer } from '../execution/mcp-target.ts'
 import { eventually } from '../support/app.ts'
 import { startEmbeddingServer } from '../support/embedding-server.ts'
+import type { TestProcess } from '../support/processes.ts'
 import { createdBy } from '../support/replies.ts'
 import { scriptOf, toolCall } from '../support/scripts.ts'
 import { forSuite } from '../support/suite.ts'
@@ -14,16 +15,18 @@ describe('spans of calls and of their causes', function () {
   const vendor = forSuite(() => startEmbeddingServer(64))
   let key: TracedApp['key']
 
+  const embedded = () => ({
+    EMBEDDING_PROVIDER: 'openai',
+    EMBEDDING_MODEL: 'embedder',
+    EMBEDDING_DIMENSIONS: '64',
+    EMBEDDING_API_KEY: 'key of the vendor',
+    EMBEDDING_BASE_URL: vendor.url,
+  })
+  let worker: TestProcess
+
   before(async () => {
-    const embedded = {
-      EMBEDDING_PROVIDER: 'openai',
-      EMBEDDING_MODEL: 'embedder',
-      EMBEDDING_DIMENSIONS: '64',
-      EMBEDDING_API_KEY: 'key of the vendor',
-      EMBEDDING_BASE_URL: vendor.url,
-    }
-    key = app.at(await app.start('web', embedded))
-    await app.start('worker', embedded)
+    key = app.at(await app.start('web', embedded()))
+    worker = await app.start('worker', embedded())
   })
   beforeEach(() => {
     app.collector.spans.length = 0
@@ -38,9 +41,12 @@ describe('spans of calls and of their causes', function () {
       auto_generate: true,
       message_delay_seconds: 1,
     })
+    // However long the requests take, no turn starts between them.
+    await worker.kill('SIGTERM')
     const send = (message: string) =>
       key.post(`/sessions/${session.id}/messages`, { message }).then(({ headers }) => headers.get('x-request-id'))
     const ids = [await send('one'), await send('two'), await send('three')]
+    worker = await app.start('worker', embedded())
     const turn = await named('invoke_agent patient')
     const requests = ids.map(
       id =>

@@ -13,11 +13,10 @@ import { genAiMetrics } from '#execution/providers/metrics.ts'
 import { PROVIDER_TYPES } from '#execution/providers/model.ts'
 
 /**
- * Names of open-telemetry/semantic-conventions-genai as of release v0.1.0, read on 2026-11-30. The metrics are the contents of
- * `docs/gen-ai/client-inference.md` at the tag v0.1.0. Of the other files the text at the tag was not available: the lists are from
- * `model/gen-ai/registry.yaml`, `model/gen-ai/events.yaml` and `model/mcp/registry.yaml` of the main branch before the
- * release, without templates of names, with the renaming that `changelog.d/440.breaking.md` records for it (`cache_creation` to
- * `cache_write`, 2026-08-20), checked against what the change log of the release names.
+ * Names of open-telemetry/semantic-conventions-genai as of release v0.1.0, read on 2026-11-30: metrics from
+ * `docs/gen-ai/client-inference.md` at the tag v0.1.0; the others from `model/gen-ai/registry.yaml`, `model/gen-ai/events.yaml` and
+ * `model/mcp/registry.yaml` of the main branch before the release, without templates of names, with the renaming of
+ * `changelog.d/440.breaking.md` (`cache_creation` to `cache_write`, 2026-08-20).
  */
 const RELEASE = {
   version: 'v0.1.0',
