@@ -5,10 +5,11 @@ import { ATTRIBUTE, MUSTER } from '../base/telemetry-names.ts'
 type Statement = { sql: string; name?: string }
 
 const VERB = /^\s*([a-z]+)/i
-const TABLE = /\b(?:from|into|update|join)\s+"?([a-z_]+)/i
+/** The name after a keyword, without its schema; `from` is a part of `extract(epoch from …)` and `is distinct from` too. */
+const TABLE = /(?<!\bextract\(\w+\s|\bdistinct\s)\b(?:from|into|update|join)\s+"?(?:\w+"?\."?)?([a-z_]\w*)/i
 
 /** Returns the first keyword and the first table of a text. */
-const summaryOf = (text: string): string =>
+export const summaryOf = (text: string): string =>
   [VERB, TABLE].flatMap(pattern => pattern.exec(text)?.[1].toLowerCase() ?? []).join(' ')
 
 const statementSpan = ({ sql, name }: Statement): SpanStart => ({
@@ -23,11 +24,14 @@ const statementSpan = ({ sql, name }: Statement): SpanStart => ({
 
 type Sandbox = { span?: Span | null }
 
-/** Makes a span of each statement below another span: with its first words and its rows, never its text or values. */
+/**
+ * Makes a span of each statement below a sampled span: with its first words and its rows, never its text or values. Below
+ * others they would displace the spans that wait for the outcome of their unit. The error of a span is the SQLSTATE.
+ */
 export const statementSpans: Interceptor = {
   name: 'spans',
   beforeQueryExecution: ({ sandbox }, query) => {
-    if (currentSpan()) (sandbox as Sandbox).span = startSpan(statementSpan, query)
+    if (currentSpan()?.sampled) (sandbox as Sandbox).span = startSpan(statementSpan, query)
     return null
   },
   afterQueryExecution: ({ sandbox }, _query, { rowCount }) => {
