@@ -1,4 +1,8 @@
 import assert from 'node:assert/strict'
+import { parseExactJson } from '#core/base/exact-json.ts'
+import { summaryOf } from '#core/db/statement-spans.ts'
+import { inputContent, outputContent } from '#execution/providers/call-content.ts'
+import type { ModelAnswer, ModelRequest } from '#execution/providers/model-messages.ts'
 import { accepted, shared } from '../execution/share-support.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
 import type { ReceivedSpan } from '../support/collector.ts'
@@ -146,4 +150,70 @@ describe('content, end users and statements in spans', function () {
     assert.equal(read.attributes['db.response.returned_rows'], 0)
     assert.ok(!app.collector.bodies.join().includes('VALUE-of-a-statement'))
   })
+})
+
+describe('messages of a model call as content', () => {
+  const results = (...all: unknown[]) =>
+    all.map((result, n) => ({
+      type: 'tool_result',
+      tool_call_id: `call_${n}`,
+      tool_name: 'look_up',
+      result,
+      error: null,
+    }))
+  const contentOf = (content: unknown, secrets: readonly string[] = []) => {
+    const request = { system: 'Be brief.', messages: [{ role: 'tool', content }] } as unknown as ModelRequest
+    const text = inputContent(request, secrets)[INPUT]
+    assert.ok(Buffer.byteLength(text) <= 8192, String(Buffer.byteLength(text)))
+    return text
+  }
+
+  it('has values as their JSON is', () => {
+    const value = parseExactJson(
+      '{"a": [1, 1.10, true, null, [], {}, "\\u0007\\"é"], "b": {"c": 2512292042121000001}, "": ""}',
+    )
+    const [, { parts }] = JSON.parse(contentOf(results({ ...value, left_out: undefined }, null, 'text')))
+    assert.deepEqual(
+      parts.map((part: { response: unknown }) => JSON.stringify(part.response)),
+      [JSON.parse(JSON.stringify(value)), null, 'text'].map(each => JSON.stringify(each)),
+    )
+  })
+
+  it('reads no more of large values than it may keep', () => {
+    let reads = 0
+    const item = {
+      get x() {
+        reads++
+        return 'y'.repeat(20)
+      },
+    }
+    const text = contentOf(results(...Array.from({ length: 30 }, () => Array(50_000).fill(item))))
+    assert.ok(JSON.parse(text)[1].parts.length >= 1)
+    assert.ok(reads < 10_000, String(reads))
+  })
+
+  it('has the newest parts of a newest message of which not all fit', () => {
+    const [, { parts }] = JSON.parse(contentOf(results(...Array.from({ length: 30 }, () => '" '.repeat(10_000)))))
+    assert.ok(parts.length >= 1 && parts.length < 30, String(parts.length))
+    assert.equal(parts.at(-1).id, 'call_29')
+  })
+
+  it('has IDs and names masked and cut', () => {
+    const call = { id: `${PASSWORD} ${'i '.repeat(10_000)}`, tool_name: `of ${PASSWORD}`, args: {} }
+    const answer = { reasoning: null, text: 'x', tool_calls: [call], finish_reason: 'tool-calls' }
+    const [{ parts }] = JSON.parse(outputContent(answer as unknown as ModelAnswer, [PASSWORD])[OUTPUT])
+    assert.match(parts[1].id, /^\*\*\* [i ]{100,124}$/)
+    assert.equal(parts[1].name, 'of ***')
+  })
+})
+
+describe('summaries of statements', () => {
+  for (const [text, summary] of [
+    ['select extract(epoch from now()) from pgboss.queue2', 'select queue2'],
+    ['update pgboss.job set a = 1', 'update job'],
+    ['INSERT INTO "Public"."Jobs_v2" (a) values (1)', 'insert jobs_v2'],
+    ['select a is distinct from null from agents', 'select agents'],
+    ['select 1', 'select'],
+  ])
+    it(`name keyword and table: ${text}`, () => assert.equal(summaryOf(text), summary))
 })

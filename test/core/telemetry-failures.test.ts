@@ -125,9 +125,10 @@ describe('traces in bad conditions', function () {
     )
   })
 
-  it('failed work is exported although its trace is not sampled, with the code and not the message; other work is not', async () => {
+  it('failed work is exported although its trace is not sampled, with the code, without message, content and statements; other work is not', async () => {
     const web = await app.start('web', RATIO_0)
-    const worker = await app.start('worker', RATIO_0)
+    const captured = { OTEL_CAPTURE_CONTENT: 'true', OTEL_DB_SPANS: 'true' }
+    const worker = await app.start('worker', { ...RATIO_0, ...captured })
     const good = await app.agent({ name: 'good' })
     const bad = await app.agent({ name: 'bad' })
     await ended(await generate(web, good, scriptOf({ text: 'fine' })))
@@ -142,6 +143,7 @@ describe('traces in bad conditions', function () {
     assertBelow(chat, turn)
     for (const { failed: isFailed, attributes } of [turn, chat])
       assert.deepEqual([isFailed, attributes['error.type']], [true, failed.error.code])
+    assert.deepEqual(app.collector.named('db'), [])
     assert.deepEqual([...new Set(app.collector.spans.map(({ trace }) => trace))], [turn.trace])
     assert.ok(!app.collector.bodies.join().includes('CANARY'))
   })

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { loadConfig } from '#config.ts'
 import { silentLog } from '#core/base/log.ts'
-import { openTelemetry, startSpan } from '#core/base/telemetry.ts'
+import { changeSpanTargets, openTelemetry, startSpan } from '#core/base/telemetry.ts'
 import { ATTRIBUTE, MUSTER } from '#core/base/telemetry-names.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
 import { startCollector } from '../support/collector.ts'
@@ -187,6 +187,53 @@ describe('attributes of a span', () => {
     } finally {
       await telemetry.close(1000)
       await collector.close()
+    }
+  })
+})
+
+describe('content of spans in memory', () => {
+  const content = { [ATTRIBUTE.inputMessages]: 'x'.repeat(8192) }
+  const chat = (project: string) => () => ({ name: 'chat x', shared: { [MUSTER.project]: project }, content: true })
+
+  it('is at most 16 MiB of the queue and 4 MiB of a batch; further spans are exported without it', async () => {
+    const collector = await startCollector()
+    const config = loadConfig({
+      ...testEnvironment('postgres://unused'),
+      OTEL_EXPORTER_OTLP_ENDPOINT: collector.url,
+      OTEL_TRACES_SAMPLER: 'always_on',
+      OTEL_CAPTURE_CONTENT: 'true',
+      OTEL_BSP_MAX_QUEUE_SIZE: '5000',
+      OTEL_BSP_MAX_EXPORT_BATCH_SIZE: '1000',
+    })
+    const telemetry = await openTelemetry(config, { role: 'web', log: silentLog() })
+    for (let count = 0; count < 3000; count++) {
+      const span = startSpan(chat('proj_1'), null)
+      span?.setContent(content)
+      span?.end()
+    }
+    await telemetry.close(60_000)
+    await collector.close()
+    assert.equal(collector.spans.length, 3000)
+    const withContent = collector.spans.filter(({ attributes }) => attributes[ATTRIBUTE.inputMessages])
+    assert.equal(withContent.length, (20 << 20) / 8192)
+    const most = Math.max(...collector.bodies.map(body => body.split('x'.repeat(8192)).length - 1))
+    assert.equal(most, (4 << 20) / 8192)
+  }).timeout(90_000)
+
+  it('is at most 1 MiB of a unit of work for the receiver of its project', () => {
+    const log = silentLog()
+    const target = { sample_ratio: 1, content: 'full' as const, kinds: new Set<never>() }
+    changeSpanTargets(targets => targets.set('proj_1', target), log)
+    try {
+      const span = startSpan(chat('proj_1'), null)
+      assert.ok(span?.capture)
+      let taken = 0
+      for (; span.takesContent; taken++) span.setContent({ [`part ${taken}`]: 'x'.repeat(8192) })
+      span.setContent({ refused: 'x' })
+      assert.equal(taken, (1 << 20) / 8192)
+      assert.deepEqual(Object.keys(span.captured().content ?? {}).length, taken)
+    } finally {
+      changeSpanTargets(targets => targets.delete('proj_1'), log)
     }
   })
 })

@@ -59,6 +59,13 @@ export const spanTargets = new Map<string, SpanTarget>()
 
 type Values = Readonly<Record<string, string | number | boolean | readonly string[]>>
 
+/** Messages of a model call by the names of their attributes. */
+export type CallContent = Readonly<Record<string, string>>
+
+/** Returns the bytes of content. */
+export const sizeOfContent = (content: CallContent | null): number =>
+  content === null ? 0 : Object.values(content).reduce((sum, text) => sum + Buffer.byteLength(text), 0)
+
 type SpanRef = { traceId: string; spanId: string }
 
 /** A span that may not have ended. */
@@ -74,7 +81,7 @@ export type CapturedSpan = SpanRef & {
   links: readonly SpanRef[]
   events: readonly { name: string; at: number; attributes: Values }[]
   /** Attributes that only the receiver of the project may get. */
-  content: Readonly<Record<string, string>> | null
+  content: CallContent | null
 }
 
 /** A span in progress. */
@@ -90,17 +97,33 @@ export type RootNote = {
 /** Spans of one unit of work. Later ones are dropped. */
 const MAX_SPANS = 1000
 
+/** Bytes of content of one unit of work. Later spans have none. */
+const MAX_CONTENT = 1 << 20
+
 /** The spans of a unit of work for the receiver of its project. */
 export class SpanCapture {
   readonly project: string
   readonly target: SpanTarget
   readonly #open = new Set<OpenSpan>()
   readonly #ended: CapturedSpan[] = []
+  #contentSize = 0
   #isClosed = false
 
   constructor(project: string, target: SpanTarget) {
     this.project = project
     this.target = target
+  }
+
+  /** Whether spans may have content. */
+  get takesContent(): boolean {
+    return this.target.content === 'full' && !this.#isClosed && this.#contentSize < MAX_CONTENT
+  }
+
+  /** Counts content of a span; false if it is not taken. */
+  addContent(content: CallContent): boolean {
+    if (!this.takesContent) return false
+    this.#contentSize += sizeOfContent(content)
+    return this.#contentSize <= MAX_CONTENT
   }
 
   start(span: OpenSpan): void {

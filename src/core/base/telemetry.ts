@@ -11,7 +11,14 @@ import { telemetryDropped } from './metrics.ts'
 import { projectLabels } from './project-labels.ts'
 import { uniqueBytes } from './random-block.ts'
 import { release } from './release.ts'
-import { type CapturedSpan, SpanCapture, type SpanTarget, spanTargets } from './span-targets.ts'
+import {
+  type CallContent,
+  type CapturedSpan,
+  SpanCapture,
+  type SpanTarget,
+  sizeOfContent,
+  spanTargets,
+} from './span-targets.ts'
 import { hrTime, MetricsExport } from './telemetry-metrics.ts'
 import { ATTRIBUTE, MUSTER } from './telemetry-names.ts'
 
@@ -89,6 +96,12 @@ const MAX_LAYERS = 32
 
 /** Values of the last 13 digits of a trace ID, which decide whether it is sampled. They are exact in a number. */
 const SAMPLED_RANGE = 16 ** 13
+
+/** Bytes of content in the queue of a process. Beyond them, spans are queued without their content. */
+const MAX_QUEUED_CONTENT = 16 << 20
+
+/** Bytes of content in a batch. */
+const MAX_BATCH_CONTENT = 4 << 20
 
 /** Time in which drops are logged at most once. */
 const DROP_LOG_MS = 60_000
@@ -288,7 +301,7 @@ export class Span {
   readonly startedAt: number
   /** Whether requests to other hosts below it have spans. */
   readonly hasRequests: boolean
-  /** Whether it may have content. */
+  /** Whether content of it is exported: of a sampled trace only, because content of other spans would wait in memory. */
   readonly hasContent: boolean
   readonly #kind: number
   readonly #unit: Unit
@@ -298,7 +311,10 @@ export class Span {
   #shared: Layer | null
   #attributes: Layer | null
   #events: { name: string; at: number; attributes: Record<string, Value> }[] | null = null
-  #content: Readonly<Record<string, string>> | null = null
+  /** Content that is exported. */
+  #content: CallContent | null = null
+  /** Content for the receiver of its project. */
+  #captured: CallContent | null = null
   #endedAt = 0
   #isFailed = false
 
@@ -319,7 +335,7 @@ export class Span {
     this.#unit = over && !unit ? over.#unit : new Unit(tracer, this, start, parent, parent ?? stored)
     this.startedAt = this.#unit.now()
     this.hasRequests = start.requests === true
-    this.hasContent = tracer.captures.content && (start.content ?? over?.hasContent === true)
+    this.hasContent = tracer.captures.content && this.sampled && (start.content ?? over?.hasContent === true)
     this.#shared = layered(shared, over === null ? null : over.#shared)
     const request = stored !== null && tracer.namesRequests ? requestOf(stored.traceId) : null
     if (request !== null) this.#shared = layered({ [MUSTER.request]: request }, this.#shared)
@@ -334,7 +350,7 @@ export class Span {
 
   /** Whether content of model calls is exported, or sent to the receiver of the project. */
   get takesContent(): boolean {
-    return this.hasContent || this.capture?.target.content === 'full'
+    return this.hasContent || this.capture?.takesContent === true
   }
 
   /** The span for the receiver of its project; an open span as if it ended now. */
@@ -352,7 +368,7 @@ export class Span {
       attributes,
       links: this.#links ?? [],
       events: this.#events ?? [],
-      content: this.#content,
+      content: this.#captured,
     }
   }
 
@@ -387,8 +403,14 @@ export class Span {
   }
 
   /** Sets content, which its caller has cut. */
-  setContent(content: Readonly<Record<string, string>>): void {
-    this.#content = { ...this.#content, ...content }
+  setContent(content: CallContent): void {
+    if (this.hasContent) this.#content = { ...this.#content, ...content }
+    if (this.capture?.addContent(content)) this.#captured = { ...this.#captured, ...content }
+  }
+
+  /** Bytes of the content that is exported. */
+  get contentSize(): number {
+    return sizeOfContent(this.#content)
   }
 
   /** Sets attributes of the span and of spans that start below it from now on. */
@@ -433,7 +455,7 @@ export class Span {
   }
 
   /** The span as the exporter takes it, without references to other spans. */
-  readable(scope: Scope): ReadableSpan {
+  readable(scope: Scope, withContent: boolean): ReadableSpan {
     const context = contextOf(this, false)
     return {
       name: this.#name,
@@ -444,7 +466,7 @@ export class Span {
       endTime: hrTime(this.#endedAt),
       duration: hrTime(this.#endedAt - this.startedAt),
       status: { code: this.#isFailed ? 2 : 0 },
-      attributes: this.hasContent ? { ...this.attributes, ...this.#content } : this.attributes,
+      attributes: withContent ? { ...this.attributes, ...this.#content } : this.attributes,
       links: (this.#links ?? []).map(link => ({ context: contextOf(link) })),
       events: (this.#events ?? []).map(event => ({ ...event, time: hrTime(event.at) })),
       ended: true,
@@ -535,7 +557,9 @@ type TracerOptions = {
 /** Samples units of work and exports their spans in the background. */
 class Tracer {
   readonly #options: TracerOptions
-  #queue: ReadableSpan[] = []
+  #queue: { span: ReadableSpan; content: number }[] = []
+  /** Bytes of content in the queue. */
+  #queuedContent = 0
   #heldCount = 0
   #keptSecond = 0
   /** Units that were kept in this second, by project. */
@@ -624,7 +648,12 @@ class Tracer {
   export(span: Span): void {
     const { limits, scope } = this.#pipeline
     if (this.#queue.length >= limits.queued) this.#drop('queue', 1)
-    else this.#queue.push(span.readable(scope))
+    else {
+      const size = span.contentSize
+      const fits = this.#queuedContent + size <= MAX_QUEUED_CONTENT
+      this.#queue.push({ span: span.readable(scope, fits), content: fits ? size : 0 })
+      if (fits) this.#queuedContent += size
+    }
     this.#continue()
   }
 
@@ -632,7 +661,7 @@ class Tracer {
   #continue(): void {
     const { batch, delayMs } = this.#pipeline.limits
     if (this.#exporting) return
-    if (this.#queue.length >= batch) this.#exportBatches()
+    if (this.#queue.length >= batch || this.#queuedContent >= MAX_BATCH_CONTENT) this.#exportBatches()
     else this.#timer ??= this.#detached(() => setTimeout(() => this.#exportBatches(), delayMs).unref())
   }
 
@@ -653,12 +682,22 @@ class Tracer {
     clearTimeout(this.#timer)
     this.#timer = undefined
     if (this.#queue.length === 0) return
-    this.#exporting = this.#detached(() => this.#exportBatch(this.#queue.splice(0, this.#pipeline.limits.batch))).then(
-      () => {
-        this.#exporting = null
-        if (this.#queue.length > 0) this.#continue()
-      },
-    )
+    this.#exporting = this.#detached(() => this.#exportBatch(this.#nextBatch())).then(() => {
+      this.#exporting = null
+      if (this.#queue.length > 0) this.#continue()
+    })
+  }
+
+  #nextBatch(): ReadableSpan[] {
+    let content = 0
+    let count = 0
+    for (const each of this.#queue.slice(0, this.#pipeline.limits.batch)) {
+      if (content + each.content > MAX_BATCH_CONTENT) break
+      content += each.content
+      count++
+    }
+    this.#queuedContent -= content
+    return this.#queue.splice(0, count).map(({ span }) => span)
   }
 
   async #exportBatch(spans: ReadableSpan[]): Promise<void> {
