@@ -33,3 +33,13 @@ create table span_outbox (
 alter table span_outbox alter column spans set storage external;
 create index span_outbox_project on span_outbox (project_id, id);
 create index span_outbox_content on span_outbox (generation_id) where sealed_content is not null;
+
+-- With a turn goes its content, whatever deletes the turn.
+create function erase_span_content() returns trigger language plpgsql as $$
+begin
+  update span_outbox set sealed_content = null
+  where sealed_content is not null and generation_id in (select id from gone);
+  return null;
+end $$;
+create trigger generations_span_content after delete on generations referencing old table as gone
+  for each statement execute function erase_span_content();

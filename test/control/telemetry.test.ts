@@ -374,6 +374,12 @@ describe('the telemetry target of a project', function () {
     assert.deepEqual(await app.rows(`select sealed_content from span_outbox where generation_id = '${erased.id}'`), [
       { sealed_content: null },
     ])
+    const passing = await app.agent({ name: 'passing' })
+    const gone = await turn('a CANARY of an agent that is deleted', passing)
+    await bodyOf(app.key.delete(`/agents/${passing}?force=true`))
+    assert.deepEqual(await app.rows(`select sealed_content from span_outbox where generation_id = '${gone.id}'`), [
+      { sealed_content: null },
+    ])
     await app.admin.patch(`/policies/${policy.id}`, {
       document: { statement: [{ effect: 'Allow', action: ['projects:*'], resource: [`srn:${app.projectId}:*:*`] }] },
     })
@@ -382,7 +388,7 @@ describe('the telemetry target of a project', function () {
     await sent()
     assert.deepEqual(
       chats().map(({ attributes }) => attributes['gen_ai.input.messages']),
-      [undefined, undefined],
+      [undefined, undefined, undefined],
     )
   })
 
