@@ -68,6 +68,17 @@ describe('turns of a conversation that is deleted', function () {
     })
   const expectGone = async (id: string) => assert.equal((await ended(id)).error.code, 'RESOURCE_NOT_FOUND')
 
+  it('of agents without stored content are deleted and cancelled before they start', async () => {
+    const agent = await app.agent({ trace_content_mode: 'none' })
+    const id = await conversation()
+    const deleted = await ask(id, agent)
+    await ok(app.key.delete(`/conversations/${id}`), 204)
+    await expectGone(deleted)
+    const cancelled = await ask(await conversation(), agent)
+    await ok(app.key.post(`/generations/${cancelled}/cancel`, {}))
+    assert.equal((await turn(cancelled)).stop_reason, 'cancelled')
+  })
+
   it('are ended by the worker that takes the mailbox over', async () => {
     const { id, conversation_id } = await lost()
     await ok(app.key.delete(`/conversations/${conversation_id}`), 204)

@@ -76,7 +76,7 @@ const sealedRow = sql.type(z.object({ sealed: z.string() }))
 /** Returns the sealed turn data of a turn that has not settled. By the primary keys. */
 export const findTurnData = (db: Queryable, id: string): Promise<string | null> =>
   db.maybeOneFirst(sealedRow`
-    select sealed from generation_work where generation_id = ${id}
+    select sealed from generation_work where generation_id = ${id} and sealed is not null
     union all select sealed from generation_work_unlogged where generation_id = ${id}`)
 
 /** Bytes of stored contexts up to which the context of a further message is added, which the turn links. */
