@@ -55,8 +55,8 @@ const all = {
   cli: async () => (await import('./cli.ts')).run(),
   console: async () => (await import('./console.ts')).run(),
   docs: async () => (await import('./docs.ts')).run(),
-  migrations: async () => (await import('./migrations.ts')).run(),
   telemetry: async () => (await import('./telemetry.ts')).run(),
+  migrations: async () => (await import('./migrations.ts')).run(),
   path: async () => (await import('./path.ts')).run({ list: process.argv.includes('--list') }),
 }
 const fast = process.argv.includes('--fast')
