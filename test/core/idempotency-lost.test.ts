@@ -35,6 +35,7 @@ const MAKE_NOTHING = [
   'resolveIngestionRule',
   'simulatePolicies',
   'testMemoryRule',
+  'testProjectTelemetry',
 ]
 
 /** Tables whose rows the requests of this test make. */
