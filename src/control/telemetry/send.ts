@@ -14,7 +14,7 @@ import { type SpanContent, sealedForSpans } from '#core/writes/span-outbox.ts'
 import { callerForPrincipal } from '#identity/principals/principals.ts'
 import { maskYielding } from '#identity/secrets/mask.ts'
 import { resolveTokens } from '#identity/secrets/resolve.ts'
-import { credentialsIn, STORED_RESPONSE_BYTES, shownResponse } from '../webhooks/deliver.ts'
+import { credentialsIn, receiverLimits, shownResponse } from '../webhooks/deliver.ts'
 import { sealedForTarget, type TargetRow } from './model.ts'
 import type { OutboxRow } from './store.ts'
 
@@ -57,13 +57,8 @@ export async function postSpans(
       headers: { ...headers, 'Content-Type': 'application/json' },
       body,
       tenant: project_id,
-      timeoutMs: config.WEBHOOK_TIMEOUT_MS,
-      connectTimeoutMs: config.WEBHOOK_TIMEOUT_MS,
-      maxRedirects: config.EGRESS_MAX_REDIRECTS,
-      redirectMode: 'repost',
+      ...receiverLimits(config),
       sensitiveHeaders: Object.keys(headers),
-      maxBytes: STORED_RESPONSE_BYTES + 1,
-      truncate: true,
       signal,
     })
     return receiptOf(outcome, [...values, ...texts.flatMap(credentialsIn)])

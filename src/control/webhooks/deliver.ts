@@ -1,4 +1,5 @@
 import { createHmac } from 'node:crypto'
+import type { Config } from '#core/base/config.ts'
 import { AppError } from '#core/base/errors.ts'
 import type { Services } from '#core/base/services.ts'
 import type { SpanCapture } from '#core/base/span-targets.ts'
@@ -13,7 +14,18 @@ import { MAX_ATTEMPTS, sealedForWebhook } from './model.ts'
 import { deliveryBody, keyHeader } from './templates.ts'
 
 /** Stored bytes of a response body. */
-export const STORED_RESPONSE_BYTES = 1024
+const STORED_RESPONSE_BYTES = 1024
+
+/** Returns the limits of a request to a receiver of a project. */
+export const receiverLimits = ({ WEBHOOK_TIMEOUT_MS, EGRESS_MAX_REDIRECTS }: Config) => ({
+  timeoutMs: WEBHOOK_TIMEOUT_MS,
+  connectTimeoutMs: WEBHOOK_TIMEOUT_MS,
+  maxRedirects: EGRESS_MAX_REDIRECTS,
+  redirectMode: 'repost' as const,
+  // One extra byte shows whether the last character is complete.
+  maxBytes: STORED_RESPONSE_BYTES + 1,
+  truncate: true,
+})
 
 const FIRST_BACKOFF_MS = 1000
 const JITTER = 0.25
@@ -153,15 +165,9 @@ async function postDelivery(
     },
     body,
     tenant: delivery.project_id,
-    timeoutMs: config.WEBHOOK_TIMEOUT_MS,
+    ...receiverLimits(config),
     waitMs: until - performance.now() - config.WEBHOOK_TIMEOUT_MS,
-    connectTimeoutMs: config.WEBHOOK_TIMEOUT_MS,
-    maxRedirects: config.EGRESS_MAX_REDIRECTS,
-    redirectMode: 'repost',
     sensitiveHeaders: Object.keys(headers),
-    // One extra byte shows whether the last character is complete.
-    maxBytes: STORED_RESPONSE_BYTES + 1,
-    truncate: true,
     signal,
   })
   return toOutcome(outcome, delivery.attempts + 1, signal, [...keys, ...Object.values(headers).flatMap(credentialsIn)])
