@@ -200,8 +200,14 @@ describe('decisions in the console', function () {
     const edit = async (entered: string) => {
       // The form of the parameters needs the context.
       await card(page).getByRole('region', { name: 'Rule' }).waitFor()
-      await page.keyboard.press('e')
-      await amount.waitFor()
+      // Keys are bound shortly after what they act on is shown.
+      await eventually(async () => {
+        await page.keyboard.press('e')
+        return amount.waitFor({ timeout: 2000 }).then(
+          () => true,
+          () => false,
+        )
+      })
       assert.equal(await amount.inputValue(), entered)
     }
     const approve = async () => {

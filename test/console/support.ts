@@ -83,11 +83,21 @@ export const setOutput = ({ services }: ConsoleApp, runId: string, rows: number)
       from generate_series(1, ${rows}) n)
     where run_id = ${runId}`)
 
-/** Goes to another address as a link of the console does, without a reload. */
+/**
+ * Goes to another address as a link of the console does, without a reload, and returns when its view is shown in place of
+ * the one before, which stays while a script loads.
+ */
 export const go = (page: Page, at: string): Promise<void> =>
-  page.evaluate(
-    `history.pushState({}, '', ${JSON.stringify(`/app${at}`)}); dispatchEvent(new PopStateEvent('popstate'))`,
-  )
+  page.evaluate(`new Promise(done => {
+    history.pushState({}, '', ${JSON.stringify(`/app${at}`)})
+    dispatchEvent(new PopStateEvent('popstate'))
+    const look = () => {
+      const { status, location, resolvedLocation } = __TSR_ROUTER__.state
+      if (status === 'idle' && resolvedLocation?.href === location.href) done()
+      else requestAnimationFrame(look)
+    }
+    requestAnimationFrame(look)
+  })`)
 
 /**
  * Puts the focus on a control; in a dialog not before the dialog, which opens, has put it where it begins. A dialog whose

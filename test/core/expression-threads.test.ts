@@ -30,14 +30,20 @@ describe('expressions in threads', () => {
 
   for (const [name, expression] of Object.entries(COSTLY))
     it(`have the same results and costs as on the event loop, which is free meanwhile: ${name}`, async () => {
-      const [here, there] = [freshBudget(), freshBudget()]
+      const here = freshBudget()
       const expected = evaluateHere(expression, ROOT, here)
       await inThreads(expression, ROOT)
-      const turn = await longestTurn(async () => {
-        assert.deepEqual(await inThreads(expression, ROOT, there), expected)
-      })
-      assert.ok(turn < 50, `${turn} ms`)
-      assert.deepEqual(there, here)
+      let shortest = Number.POSITIVE_INFINITY
+      // A turn that collects garbage of other tests is longer; an evaluation on the event loop makes each of them long.
+      for (let tries = 0; tries < 5 && shortest >= 50; tries++) {
+        const there = freshBudget()
+        const turn = await longestTurn(async () => {
+          assert.deepEqual(await inThreads(expression, ROOT, there), expected)
+        })
+        shortest = Math.min(shortest, turn)
+        assert.deepEqual(there, here)
+      }
+      assert.ok(shortest < 50, `${shortest} ms`)
     })
 
   it('have the same errors, also for those that share their budget', async () => {
