@@ -465,6 +465,8 @@ describe('the editors of orchestrations and workflows', function () {
       for (const width of [1280, 360]) {
         const { page, problems } = await open(view, { width })
         await page.getByRole('link', { name: 'Edit' }).click()
+        // The view before has such rows too, and stays while the script of the editor loads.
+        await tab(page, 'JSON').waitFor()
         if (width === 360) {
           const row = page.getByRole('treeitem').nth(first)
           await row.focus()
