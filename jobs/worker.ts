@@ -4,6 +4,7 @@ import express from 'express'
 import { z } from 'zod'
 import { loadSettings } from '#config.ts'
 import { type Config, ConfigError } from '#core/base/config.ts'
+import { inCell } from '#core/base/current-cell.ts'
 import { HOLDER, instanceId, ownIdentity } from '#core/base/holder.ts'
 import { createLog, type Logger } from '#core/base/log.ts'
 import type { Services } from '#core/base/services.ts'
@@ -15,9 +16,10 @@ import { mountHealth } from '#core/http/endpoints.ts'
 import { closeServer, portOf } from '#core/http/health.ts'
 import { openServer } from '#core/http/server.ts'
 import { declaredNames, loadModules, workForConcerns } from '#core/modules/module.ts'
-import { migrate } from '#core/queues/migrate.ts'
 import { IDLE_POLL_MS } from '#core/queues/queue.ts'
+import { Cells, HOME, type Serving } from '#core/services/cells.ts'
 import { openServices } from '#core/services/lifecycle.ts'
+import { migrateAtStart } from '#core/services/migrate-cells.ts'
 import { stallWatchdog } from '#core/services/stall-watchdog.ts'
 import { slotsOf } from '#core/work/handler.ts'
 import { WORKER_KINDS } from '#core/work/settings.ts'
@@ -42,27 +44,9 @@ export async function startWorker(
   loadModules(modules)
   const telemetry = await openTelemetry(config, { role: 'worker', log })
   await requireConnections(config)
-  if (config.AUTO_MIGRATE)
-    await migrate(config.DATABASE_LISTEN_URL, {
-      lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
-      jobRetentionDays: config.JOB_RETENTION_DAYS,
-      log: line => log.debug(line),
-    })
+  if (config.AUTO_MIGRATE) await migrateAtStart(config, log)
   const services = await openServices(config, { log, role: 'worker' })
   stallWatchdog(services)
-  for (const { start } of modules) await start?.(services, 'worker')
-  log.debug(declaredNames(), 'modules loaded')
-  const { handlers, schedules, background } = workForConcerns(kinds)
-  const instance = instanceId(config, 'worker')
-  const queues = Object.fromEntries(handlers.map(handler => [handler.queue.name, slotsOf(handler, config)]))
-  const heartbeat = new Heartbeat(services, { instance, kinds, holder: HOLDER, identity: ownIdentity(), queues })
-  const beat = async () => {
-    // Polls are at most one interval apart from each other. Writing from half an interval on keeps heartbeats closer
-    // than two intervals, after which other workers end the leases of this one.
-    if (heartbeat.ageMs >= config.WORKER_HEARTBEAT_INTERVAL_MS / 2) await heartbeat.beat()
-  }
-  // Before the first claim, so that other workers can attribute its leases.
-  await heartbeat.beat().catch(error => log.error({ err: error }, 'first heartbeat failed'))
   const file = isOrchestrationWorker ? config.ORCHESTRATION_WORKER_HEARTBEAT_FILE : null
   let fileWritten = 0
   const writeHeartbeat = async () => {
@@ -70,25 +54,29 @@ export async function startWorker(
     await writeFile(file, new Date().toISOString())
     fileWritten = Date.now()
   }
-  const workers = await startWorkers({
-    services,
-    handlers,
-    schedules,
-    background,
-    concurrency: config.WORKER_CONCURRENCY,
-    projectShare: config.PROJECT_WORKER_SHARE,
-    listen: services.notifications,
-    idleMs: Math.min(IDLE_POLL_MS, config.WORKER_HEARTBEAT_INTERVAL_MS),
-    onPoll: () => Promise.all([beat(), writeHeartbeat()]),
-    workers: () => heartbeat.workers,
-  })
+  const served = config.CELLS && config.WORKER_CELLS.length > 0 ? config.WORKER_CELLS : undefined
+  const cells = config.CELLS
+    ? new Cells(services, {
+        role: 'worker',
+        serve: cell => serveQueues(cell, kinds),
+        only: served,
+      })
+    : null
+  // Before home, whose work may be about projects of other cells.
+  await cells?.start()
+  const serveHome = () => serveQueues(services, kinds, writeHeartbeat)
+  const servesHome = served?.includes(HOME.name) ?? true
+  const home = servesHome ? await (cells ? inCell(HOME.number, serveHome) : serveHome()) : null
+  log.debug(declaredNames(), 'modules loaded')
   const app = express()
   app.disable('x-powered-by')
   let draining = false
   mountHealth(app, services, {
     draining: () => draining,
     extra: () => ({
-      worker: heartbeat.ageMs < config.WORKER_HEARTBEAT_STALE_MS ? 'ok' : 'no recent successful poll',
+      ...(home && {
+        worker: home.heartbeat.ageMs < config.WORKER_HEARTBEAT_STALE_MS ? 'ok' : 'no recent successful poll',
+      }),
       ...(file !== null && {
         heartbeat_file:
           Date.now() - fileWritten < config.ORCHESTRATION_WORKER_HEARTBEAT_STALE_MS ? 'ok' : 'not written recently',
@@ -106,7 +94,7 @@ export async function startWorker(
   })
   const healthPort = portOf(server)
   // It may have work already: a heartbeat that fails now is followed by others.
-  await beat().catch(error => log.warn({ err: error }, 'heartbeat failed'))
+  await home?.heartbeat.beat().catch(error => log.warn({ err: error }, 'heartbeat failed'))
   log.info({ kinds, health_port: healthPort, instance: config.INSTANCE_ID }, 'worker is ready')
   const unserved = await listUnservedConcerns(services, config.WORKER_HEARTBEAT_STALE_MS).catch(error => {
     log.warn({ err: error }, 'concerns without a worker are not known')
@@ -120,18 +108,67 @@ export async function startWorker(
       stopping ??= (async () => {
         const deadline = performance.now() + config.SHUTDOWN_GRACE_MS
         draining = true
-        // Polls have stopped, but heartbeats must continue until running handlers end, or other workers take over.
-        const beatTimer = setInterval(() => void beat().catch(() => {}), config.WORKER_HEARTBEAT_INTERVAL_MS / 2)
-        await workers.stop(config.SHUTDOWN_GRACE_MS)
-        clearInterval(beatTimer)
+        await Promise.all([home?.drain(), cells?.drain()])
         await closeServer(server, 1000)
-        await heartbeat.end().catch(() => {})
+        await cells?.close()
+        await home?.end()
         await services.close()
         await telemetry.close(deadline - performance.now())
         log.info('worker stopped')
       })()
       return stopping
     },
+  }
+}
+
+/**
+ * Starts the modules, heartbeats and consumers of a worker in a cell.
+ * @param onPoll called after each successful poll
+ */
+async function serveQueues(
+  services: Services,
+  kinds: readonly (typeof WORKER_KINDS)[number][],
+  onPoll?: () => Promise<unknown>,
+): Promise<Serving & { heartbeat: Heartbeat }> {
+  const { config, log } = services
+  for (const { start } of modules) await start?.(services, 'worker')
+  const { handlers, schedules, background } = workForConcerns(kinds)
+  const instance = instanceId(config, 'worker')
+  const queues = Object.fromEntries(handlers.map(handler => [handler.queue.name, slotsOf(handler, config)]))
+  const heartbeat = new Heartbeat(services, { instance, kinds, holder: HOLDER, identity: ownIdentity(), queues })
+  const beat = async () => {
+    // Polls are at most one interval apart from each other. Writing from half an interval on keeps heartbeats closer
+    // than two intervals, after which other workers end the leases of this one.
+    if (heartbeat.ageMs >= config.WORKER_HEARTBEAT_INTERVAL_MS / 2) await heartbeat.beat()
+  }
+  // Before the first claim, so that other workers can attribute its leases.
+  await heartbeat.beat().catch(error => log.error({ err: error }, 'first heartbeat failed'))
+  const workers = await startWorkers({
+    services,
+    handlers,
+    schedules,
+    background,
+    concurrency: config.WORKER_CONCURRENCY,
+    projectShare: config.PROJECT_WORKER_SHARE,
+    listen: services.notifications,
+    idleMs: Math.min(IDLE_POLL_MS, config.WORKER_HEARTBEAT_INTERVAL_MS),
+    onPoll: () => Promise.all([beat(), onPoll?.()]),
+    workers: () => heartbeat.workers,
+  })
+  let draining: Promise<unknown> | undefined
+  const drain = async () => {
+    // Polls have stopped, but heartbeats must continue until running handlers end, or other workers take over.
+    const beatTimer = setInterval(() => void beat().catch(() => {}), config.WORKER_HEARTBEAT_INTERVAL_MS / 2)
+    await workers.stop(config.SHUTDOWN_GRACE_MS)
+    clearInterval(beatTimer)
+  }
+  return {
+    heartbeat,
+    drain: () => {
+      draining ??= drain()
+      return draining
+    },
+    end: () => heartbeat.end().catch(() => {}),
   }
 }
 

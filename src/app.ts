@@ -6,6 +6,7 @@ import { reportBacklogs } from './core/base/metrics.ts'
 import type { Services } from './core/base/services.ts'
 import { createHttp } from './core/http/adapter.ts'
 import { mountDocuments } from './core/http/endpoints.ts'
+import { readsOfCells } from './core/services/cell-facts.ts'
 import { mountCompanySignIn } from './identity/company-sign-in/routes.ts'
 import { mountConsole } from './identity/console/mount.ts'
 import { mountOauth } from './identity/oauth/mount.ts'
@@ -24,7 +25,7 @@ export function createApp(services: Services): App {
   const http = createHttp(services, operations.all(), app => {
     mountCompanySignIn(app, services)
     mountDocuments(app, services, operations.all(), { draining: () => draining })
-    reportBacklogs(() => listBacklogs(services.pool))
+    reportBacklogs(() => readsOfCells(services, ({ pool }) => listBacklogs(pool)))
     mountOauth(app, services)
     mountConsole(app, services)
   })

@@ -3,15 +3,18 @@ import { pathToFileURL } from 'node:url'
 import { createApp } from './app.ts'
 import { loadSettings } from './config.ts'
 import type { Config } from './core/base/config.ts'
+import { inCell } from './core/base/current-cell.ts'
 import { createLog, type Logger } from './core/base/log.ts'
+import type { Services } from './core/base/services.ts'
 import { loadConfigOrExit, runUntilShutdown } from './core/base/shutdown.ts'
 import { openTelemetry } from './core/base/telemetry.ts'
 import { requireConnections } from './core/db/connections.ts'
 import { closeServer, createDrainGate, portOf } from './core/http/health.ts'
 import { openServer } from './core/http/server.ts'
 import { declaredNames, loadModules } from './core/modules/module.ts'
-import { migrate } from './core/queues/migrate.ts'
+import { Cells, HOME } from './core/services/cells.ts'
 import { openServices } from './core/services/lifecycle.ts'
+import { migrateAtStart } from './core/services/migrate-cells.ts'
 import { stallWatchdog } from './core/services/stall-watchdog.ts'
 import { openLocalWork } from './core/work/local-work.ts'
 import { startWebHeartbeat } from './core/work/web-heartbeat.ts'
@@ -24,18 +27,22 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
   loadModules(modules)
   const telemetry = await openTelemetry(config, { role: 'web', log })
   await requireConnections(config)
-  if (config.AUTO_MIGRATE)
-    await migrate(config.DATABASE_LISTEN_URL, {
-      lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
-      jobRetentionDays: config.JOB_RETENTION_DAYS,
-      log: line => log.debug(line),
-    })
+  if (config.AUTO_MIGRATE) await migrateAtStart(config, log)
   const services = await openServices(config, { log, role: 'web' })
   stallWatchdog(services)
-  for (const { start } of modules) await start?.(services, 'web')
+  const serve = async (of: Services) => {
+    for (const { start } of modules) await start?.(of, 'web')
+    const heartbeat = await startWebHeartbeat(of)
+    const local = config.WEB_EXECUTES ? openLocalWork(of, heartbeat.isRecent) : null
+    return {
+      drain: () => local?.stop(config.SHUTDOWN_GRACE_MS),
+      end: () => heartbeat.end(),
+    }
+  }
+  const cells = config.CELLS ? new Cells(services, { role: 'web', serve }) : null
+  await cells?.start()
+  const home = cells ? await inCell(HOME.number, () => serve(services)) : await serve(services)
   log.debug(declaredNames(), 'modules loaded')
-  const heartbeat = await startWebHeartbeat(services)
-  const local = config.WEB_EXECUTES ? openLocalWork(services, heartbeat.isRecent) : null
   const app = createApp(services)
   const gate = createDrainGate(app.http, config.DOCS_BASE_URL)
   const server = openServer(gate.listener, {
@@ -60,9 +67,10 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
       stopping ??= (async () => {
         const deadline = performance.now() + config.SHUTDOWN_GRACE_MS
         app.drain()
-        await Promise.all([gate.drain(config.SHUTDOWN_GRACE_MS), local?.stop(config.SHUTDOWN_GRACE_MS)])
+        await Promise.all([gate.drain(config.SHUTDOWN_GRACE_MS), home.drain(), cells?.drain()])
         await closeServer(server, 100)
-        await heartbeat.end()
+        await cells?.close()
+        await home.end()
         await services.close()
         await telemetry.close(deadline - performance.now())
         log.info('web stopped')

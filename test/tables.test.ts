@@ -93,7 +93,13 @@ const WRITERS: Record<string, { owner: string; also: Record<string, string> }> =
       'execution/generations': 'content is erased in spans as in their turns',
     },
   },
-  users: { owner: 'identity/users', also: { 'identity/policies': 'a change of attachments makes tokens anew' } },
+  users: {
+    owner: 'identity/users',
+    also: {
+      'core/services': 'copies in cells are compared with home',
+      'identity/policies': 'a change of attachments makes tokens anew',
+    },
+  },
   webhook_deliveries: {
     owner: 'control/webhooks',
     also: { 'control/events': 'content is erased in deliveries as in their events' },

@@ -12,13 +12,14 @@ import { socketPath } from '#core/db/database-url.ts'
 /**
  * `dir` is the data directory, created and initialised if missing or empty. `port` defaults to a free one. `ephemeral`
  * trades durability for speed and removes `dir` on stop and on exit of the process; with `flushes` commits are still
- * flushed to disk.
+ * flushed to disk. `settings` override others, such as `wal_level=logical`.
  */
 export interface EmbeddedOptions {
   dir: string
   port?: number
   ephemeral?: boolean
   flushes?: boolean
+  settings?: readonly string[]
   log?: (line: string) => void
 }
 
@@ -253,7 +254,7 @@ async function startCommand(
   const durability = options.flushes ? FLUSHING_SETTINGS : options.ephemeral ? EPHEMERAL_SETTINGS : DURABLE_SETTINGS
   // Relative to the data directory, so that its path needs no quotes.
   const socket = `unix_socket_directories=${withSocket && socketPath(dir, port) ? '.' : ''}`
-  const settings = [...SETTINGS, ...durability, socket, `port=${port}`]
+  const settings = [...SETTINGS, ...durability, socket, `port=${port}`, ...(options.settings ?? [])]
   const serverOptions = settings.map(setting => `-c ${setting}`).join(' ')
   return buildCommand(resolveBinary('pg_ctl'), owner, dir, [
     'start',

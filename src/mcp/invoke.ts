@@ -2,8 +2,8 @@ import { type Call, callAs } from '#core/api/call.ts'
 import { flatten, unflatten } from '#core/api/flatten.ts'
 import type { KindRow } from '#core/api/kind.ts'
 import { type Operation, type OperationResult, operations } from '#core/api/operation.ts'
-import { openInvocation } from '#core/invoke/invocation.ts'
 import { executeInvocation, invoke } from '#core/invoke/invoke.ts'
+import { openPlaced } from '#core/invoke/place.ts'
 import type { McpClientSession } from './session.ts'
 
 type RequestContext = Pick<McpClientSession, 'services' | 'caller'> & {
@@ -28,7 +28,7 @@ export async function readItem(
   args: Record<string, unknown>,
 ): Promise<{ record: Record<string, unknown>; row: KindRow }> {
   const of = operations.get(operation)
-  const inv = openInvocation(context.services, of, buildCall(context, of, args, {}))
+  const inv = await openPlaced(context.services, of, buildCall(context, of, args, {}))
   const { body } = await executeInvocation(inv)
   return { record: body as Record<string, unknown>, row: inv.resource as KindRow }
 }

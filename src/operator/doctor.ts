@@ -1,35 +1,33 @@
 import { loadSettings } from '#config.ts'
 import { type Config, ConfigError } from '#core/base/config.ts'
 import { release } from '#core/base/release.ts'
-import { poolerProblem, requireConnections } from '#core/db/connections.ts'
+import { poolerProblem } from '#core/db/connections.ts'
 import { addressOf } from '#core/db/database-url.ts'
 import { openPool, type Pool } from '#core/db/pool.ts'
 import { loadModules } from '#core/modules/module.ts'
 import { createEgress } from '#core/net/egress.ts'
-import { migrationNames, OutdatedReleaseError, requireRelease } from '#core/queues/breaking-migrations.ts'
 import { deadLetterQueue, queues as declared, openQueues, type QueueStats } from '#core/queues/queue.ts'
-import { createSecretBox, DEVELOPMENT_KEY } from '#core/secrets/secretbox.ts'
+import { DEVELOPMENT_KEY } from '#core/secrets/secretbox.ts'
 import { WORKER_KINDS } from '#core/work/settings.ts'
 import { hasUsers } from '#identity/users/store.ts'
 import { modules } from '#modules.ts'
 import { checkBuild } from './doctor-build.ts'
+import { checkCells } from './doctor-cells.ts'
 import { checkContent } from './doctor-content.ts'
+import {
+  checkClock,
+  checkConnections,
+  checkKeys,
+  checkMigrations,
+  checkServer,
+  POOLER_FIX,
+  SKEW_WARN_MS,
+} from './doctor-database.ts'
 import { checkSettings } from './doctor-settings.ts'
 import { commandLog, type Environment, openDeployment } from './environment.ts'
-import { countValuesByKey } from './keys.ts'
-import { type Check, describeError, print, printJson } from './output.ts'
-import {
-  countBrowserKeys,
-  listAppliedMigrations,
-  listHeartbeats,
-  listLiteralAddresses,
-  listQueueNames,
-  readServerFacts,
-} from './store.ts'
+import { type Check, describeError, printChecks } from './output.ts'
+import { countBrowserKeys, listHeartbeats, listLiteralAddresses, listQueueNames } from './store.ts'
 
-const MIN_SERVER_VERSION = 150_000
-const SKEW_WARN_MS = 1000
-const SKEW_FAIL_MS = 30_000
 const LATE_SECONDS = 60
 
 /**
@@ -44,16 +42,7 @@ export async function runDoctor({ data, json }: { data: string; json?: boolean }
   } finally {
     await close()
   }
-  const failed = checks.some(({ status }) => status === 'fail')
-  if (json) printJson({ ok: !failed, checks })
-  else {
-    const width = Math.max(...checks.map(({ name }) => name.length))
-    for (const { name, status, detail, fix } of checks) {
-      print(`${status.padEnd(4)}  ${name.padEnd(width)}  ${detail}`)
-      if (fix) print(`${' '.repeat(width + 8)}${fix}`)
-    }
-  }
-  if (failed) process.exitCode = 1
+  printChecks(checks, { json })
 }
 
 async function runChecks(env: Environment): Promise<Check[]> {
@@ -100,7 +89,10 @@ async function runChecks(env: Environment): Promise<Check[]> {
     checks.push(...(await checkQueues(config, pool, env)))
     checks.push(...(await checkWorkers(config, pool)))
     checks.push(...(await checkContent(config)))
-    if (!broken.has('SECRETS_ENCRYPTION_KEY')) checks.push(...(await checkKeys(config, pool)))
+    if (!broken.has('SECRETS_ENCRYPTION_KEY')) {
+      checks.push(...(await checkKeys(config, pool)))
+      checks.push(...(await checkCells(config, pool)))
+    }
     checks.push(await checkAddresses(config, pool))
     checks.push(await checkUsers(pool))
     checks.push(await checkBrowserKeys(pool))
@@ -144,52 +136,6 @@ const checkBaseUrl = (config: Config): Check =>
         fix: 'Set BASE_URL to the public address of the API.',
       }
 
-async function checkServer(pool: Pool, address: string): Promise<Check[]> {
-  // The first call opens the connection, which must not distort the measured clock skew.
-  await readServerFacts(pool)
-  const sentAt = Date.now()
-  const { version, number, now_ms } = await readServerFacts(pool)
-  const skew = (sentAt + Date.now()) / 2 - now_ms
-  if (number >= MIN_SERVER_VERSION)
-    return [{ name: 'database', status: 'ok', detail: `PostgreSQL ${version} at ${address}` }, checkClock(skew)]
-  const fix = 'Upgrade the server to PostgreSQL 15 or later.'
-  return [{ name: 'database', status: 'fail', detail: `PostgreSQL ${version} is too old`, fix }, checkClock(skew)]
-}
-
-const POOLER_FIX = 'Correct the address or the settings of its pooler.'
-
-/** Runs the same check as web and worker at their start. */
-async function checkConnections(config: Config): Promise<Check> {
-  const name = 'connections'
-  try {
-    await requireConnections(config)
-    return { name, status: 'ok', detail: 'notifications and prepared statements work' }
-  } catch (error) {
-    const detail = describeError(error)
-    return { name, status: 'fail', detail, fix: POOLER_FIX }
-  }
-}
-
-async function checkMigrations(pool: Pool): Promise<Check> {
-  const name = 'migrations'
-  try {
-    await requireRelease({ pool })
-  } catch (error) {
-    if (!(error instanceof OutdatedReleaseError)) throw error
-    return { name, status: 'fail', detail: error.message, fix: 'Install the newer release.' }
-  }
-  const applied = await listAppliedMigrations(pool)
-  const missing = migrationNames().filter(name => !applied.includes(name))
-  if (missing.length === 0) return { name, status: 'ok', detail: `${applied.length} applied` }
-  const names = `${missing.slice(0, 5).join(', ')}${missing.length > 5 ? ', ...' : ''}`
-  return {
-    name,
-    status: 'fail',
-    detail: `${missing.length} not applied: ${names}`,
-    fix: 'Run muster migrate.',
-  }
-}
-
 async function checkUsers(pool: Pool): Promise<Check> {
   if (await hasUsers(pool)) return { name: 'users', status: 'ok', detail: 'at least one user exists' }
   return { name: 'users', status: 'warn', detail: 'no user exists', fix: 'Run muster bootstrap.' }
@@ -222,21 +168,6 @@ async function checkBrowserKeys(pool: Pool): Promise<Check> {
     status: 'warn',
     detail: `${count} key(s) were sent by browsers in the last seven days`,
     fix: 'Issue tokens of end users to pages (docs/end-users.md), and delete these keys; the log lists their IDs.',
-  }
-}
-
-function checkClock(skewMs: number): Check {
-  const size = Math.abs(skewMs)
-  const detail =
-    size < SKEW_WARN_MS
-      ? `within ${Math.max(1, Math.round(size))} ms of the database`
-      : `${(size / 1000).toFixed(1)} s ${skewMs > 0 ? 'fast' : 'slow'} compared to the database`
-  if (size < SKEW_WARN_MS) return { name: 'clock', status: 'ok', detail }
-  return {
-    name: 'clock',
-    status: size < SKEW_FAIL_MS ? 'warn' : 'fail',
-    detail,
-    fix: 'Synchronize both machines with NTP: leases, tokens and retries compare the two clocks.',
   }
 }
 
@@ -334,39 +265,4 @@ function checkVersions(versions: readonly string[]): Check[] {
       fix: 'Finish the upgrade: replace the processes of other releases.',
     },
   ]
-}
-
-async function checkKeys(config: Config, pool: Pool): Promise<Check[]> {
-  const key = config.SECRETS_ENCRYPTION_KEY[0] ?? DEVELOPMENT_KEY
-  const secrets = createSecretBox({ key, previous: config.SECRETS_ENCRYPTION_KEY_PREVIOUS })
-  const counts = await countValuesByKey({ config, pool, secrets })
-  const total = (state: string) =>
-    counts.filter(each => each.state === state).reduce((sum, { count }) => sum + count, 0)
-  const checks: Check[] = []
-  if (key === DEVELOPMENT_KEY)
-    checks.push({
-      name: 'encryption key',
-      status: 'warn',
-      detail: 'the public development key is in use',
-      fix: 'Set SECRETS_ENCRYPTION_KEY (openssl rand -hex 32) and run muster secrets reencrypt.',
-    })
-  if (total('unknown') > 0)
-    checks.push({
-      name: 'encryption key',
-      status: 'fail',
-      detail: `${total('unknown')} values are encrypted with a key that is not configured: ${[
-        ...new Set(counts.filter(({ state }) => state === 'unknown').map(({ key_id }) => key_id)),
-      ].join(', ')}`,
-      fix: 'Add the key to SECRETS_ENCRYPTION_KEY_PREVIOUS, then run muster secrets reencrypt.',
-    })
-  if (total('previous') > 0)
-    checks.push({
-      name: 'encryption key',
-      status: 'warn',
-      detail: `${total('previous')} values are encrypted with a previous key`,
-      fix: 'Run muster secrets reencrypt, then remove the key from SECRETS_ENCRYPTION_KEY_PREVIOUS.',
-    })
-  if (checks.length === 0)
-    checks.push({ name: 'encryption key', status: 'ok', detail: `all ${total('current')} values use the current key` })
-  return checks
 }

@@ -1,9 +1,10 @@
 import { createSecretBox } from '#core/secrets/secretbox.ts'
-import type { OpenServices } from '#core/services/lifecycle.ts'
+import { listDirectory, NO_KEY } from '#core/services/cell-directory.ts'
+import { type OpenServices, openServices } from '#core/services/lifecycle.ts'
 import { rotateSigningKey } from '#identity/oauth/keys.ts'
-import { type KeyCount, reencryptSecrets, verifySecrets } from '#identity/secrets/reencrypt.ts'
+import { type KeyCount, type ReencryptCount, reencryptSecrets, verifySecrets } from '#identity/secrets/reencrypt.ts'
 import { withServices } from './environment.ts'
-import { print, printJson, printProgress, table } from './output.ts'
+import { describeError, print, printJson, printProgress, table } from './output.ts'
 
 type Options = { data: string; json?: boolean }
 
@@ -21,16 +22,50 @@ export async function countValuesByKey(
   }))
 }
 
+/** A count of a cell; without `cell`, of home. */
+type InCell<Count> = Count & { cell?: string }
+
+const columnName = ({ cell, table, column }: InCell<{ table: string; column: string }>): string =>
+  `${cell === undefined ? '' : `${cell} `}${table}.${column}`
+
+/** Runs work on home, then on each other cell. Sets exit code 1 if a cell cannot be opened. */
+async function everywhere(
+  home: OpenServices,
+  work: (services: OpenServices, label: { cell?: string }) => Promise<void>,
+): Promise<void> {
+  await work(home, {})
+  for (const { name: cell, url } of await listDirectory(home.pool, home)) {
+    try {
+      if (url === null) throw new Error(NO_KEY)
+      const services = await openServices(
+        { ...home.config, DATABASE_URL: url, DATABASE_LISTEN_URL: url },
+        { log: home.log, role: 'cli' },
+      )
+      try {
+        await work(services, { cell })
+      } finally {
+        await services.close()
+      }
+    } catch (error) {
+      printProgress(`cell ${cell} is omitted: ${describeError(error)}`)
+      process.exitCode = 1
+    }
+  }
+}
+
 /**
  * `muster secrets verify`: counts values by key without decrypting them. Sets exit code 1 if a key is not configured.
  */
 export const verifyCommand = ({ data, json }: Options): Promise<void> =>
   withServices(data, async services => {
-    const counts = await countValuesByKey(services)
+    const counts: (InCell<KeyCount> & { state: KeyState })[] = []
+    await everywhere(services, async (cell, label) => {
+      counts.push(...(await countValuesByKey(cell)).map(count => ({ ...label, ...count })))
+    })
     const lost = counts.filter(({ state }) => state === 'unknown').reduce((sum, { count }) => sum + count, 0)
     if (json) printJson({ current_key_id: services.secrets.keyId, counts, undecryptable: lost })
     else {
-      const rows = counts.map(({ table, column, key_id, state, count }) => [`${table}.${column}`, key_id, state, count])
+      const rows = counts.map(({ key_id, state, count, ...column }) => [columnName(column), key_id, state, count])
       print(table(['column', 'key', 'state', 'values'], rows, 'no encrypted values'))
     }
     if (lost === 0) return
@@ -44,13 +79,19 @@ export const verifyCommand = ({ data, json }: Options): Promise<void> =>
  */
 export const reencryptCommand = ({ data, json }: Options): Promise<void> =>
   withServices(data, async services => {
-    const { counts, remaining } = await reencryptSecrets(services, ({ table, column, reencrypted }) =>
-      printProgress(`${table}.${column}: ${reencrypted}`),
-    )
+    const counts: InCell<ReencryptCount>[] = []
+    let remaining = 0
+    await everywhere(services, async (cell, label) => {
+      const outcome = await reencryptSecrets(cell, ({ reencrypted, ...column }) =>
+        printProgress(`${columnName({ ...label, ...column })}: ${reencrypted}`),
+      )
+      counts.push(...outcome.counts.map(count => ({ ...label, ...count })))
+      remaining += outcome.remaining
+    })
     if (json) printJson({ current_key_id: services.secrets.keyId, counts, remaining })
     else {
-      const rows = counts.map(({ table, column, reencrypted, undecryptable }) => [
-        `${table}.${column}`,
+      const rows = counts.map(({ reencrypted, undecryptable, ...column }) => [
+        columnName(column),
         reencrypted,
         undecryptable,
       ])

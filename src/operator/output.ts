@@ -19,6 +19,20 @@ export const printJson = (value: unknown): void => print(JSON.stringify(value, n
 /** Prints progress on stderr, so that stdout contains only the result. */
 export const printProgress = (text: string): void => void process.stderr.write(`${text}\n`)
 
+/** Prints a line for each check, and its fix. Sets exit code 1 if one failed. */
+export function printChecks(checks: readonly Check[], { json }: { json?: boolean }): void {
+  const failed = checks.some(({ status }) => status === 'fail')
+  if (json) printJson({ ok: !failed, checks })
+  else {
+    const width = Math.max(...checks.map(({ name }) => name.length))
+    for (const { name, status, detail, fix } of checks) {
+      print(`${status.padEnd(4)}  ${name.padEnd(width)}  ${detail}`)
+      if (fix) print(`${' '.repeat(width + 8)}${fix}`)
+    }
+  }
+  if (failed) process.exitCode = 1
+}
+
 /** Formats rows as aligned columns with a heading, or returns `none` without rows. */
 export function table(columns: readonly string[], rows: readonly (string | number)[][], none: string): string {
   if (rows.length === 0) return none

@@ -134,11 +134,47 @@ function addServerCommands(muster: Command): void {
     .addHelpText('after', `${examples(['muster doctor', 'exits 1 if a check fails'])}`)
     .action(async options => (await import('./doctor.ts')).runDoctor(options))
 
+  addCellCommands(muster)
+
   muster
     .command('modules')
     .description(verbs.modules)
     .option('--json', 'print the names as JSON')
     .action(async options => (await import('./modules.ts')).modulesCommand(options))
+}
+
+function addCellCommands(muster: Command): void {
+  const cells = muster
+    .command('cells')
+    .description(verbs.cells)
+    .addHelpText(
+      'after',
+      examples(
+        ['muster cells list', ''],
+        ['CELL_URL=postgres://... muster cells add two', 'migrates the database, which is empty'],
+        ['CELL_URL=postgres://... muster cells add three --schema muster_three', 'in a schema of a database'],
+        ['muster cells check', 'exits 1 if a check fails'],
+      ),
+    )
+  const command = (name: string, description: string) =>
+    cells.command(name).description(description).addOption(dataOption()).option('--json', 'print the result as JSON')
+  command('list', 'list the cells with their address, state and size').action(async options =>
+    (await import('./cells.ts')).listCommand(options),
+  )
+  command('add', 'migrate a database and make it a cell; can be repeated after a failure')
+    .argument('<name>')
+    .option('--url <url>', 'URL of the database; default CELL_URL, which other users of this machine cannot read')
+    .option('--schema <name>', 'schema of the cell in that database')
+    .action(async (name, options) => (await import('./cells.ts')).addCommand(name, options))
+  command('check', 'check connections, migrations, version and clock of the cells; exits 1 if a check fails')
+    .argument('[name]', 'only this cell')
+    .action(async (name, options) => (await import('./cells.ts')).checkCommand(name, options))
+  command('close', 'put no new projects in a cell')
+    .argument('<name>')
+    .action(async (name, options) => (await import('./cells.ts')).stateCommand(name, 'closed', options))
+  command('open', 'put new projects in a cell again')
+    .argument('<name>')
+    .action(async (name, options) => (await import('./cells.ts')).stateCommand(name, 'open', options))
 }
 
 function addReprocessCommands(muster: Command): void {

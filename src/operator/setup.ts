@@ -4,27 +4,33 @@ import { AppError } from '#core/base/errors.ts'
 import { addressOf } from '#core/db/database-url.ts'
 import { loadModules } from '#core/modules/module.ts'
 import { OutdatedReleaseError, SkippedReleaseError } from '#core/queues/breaking-migrations.ts'
-import { migrate } from '#core/queues/migrate.ts'
+import { migrateCells, migrateHome } from '#core/services/migrate-cells.ts'
 import { bootstrapAdmin } from '#identity/users/bootstrap.ts'
 import { modules } from '#modules.ts'
 import { withConfig, withServices } from './environment.ts'
 import { CommandError, describeError, print, printJson, printProgress } from './output.ts'
 
-/** `muster migrate`: waits for the lock, runs pending migrations and prints their names. */
+/**
+ * `muster migrate`: waits for the lock, runs pending migrations and prints their names; then the same for each other cell. Sets
+ * exit code 1 if a cell fails.
+ */
 export const migrateCommand = ({ data, json }: { data: string; json?: boolean }): Promise<void> =>
   withConfig(data, async config => {
     loadModules(modules)
     const startedAt = performance.now()
     try {
-      const ran = await migrate(config.DATABASE_LISTEN_URL, {
-        lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
-        jobRetentionDays: config.JOB_RETENTION_DAYS,
-        onWait: () => printProgress('another process migrates; waiting for its lock'),
-      })
+      const onWait = () => printProgress('another process migrates; waiting for its lock')
+      const ran = await migrateHome(config, { onWait })
       const ms = Math.round(performance.now() - startedAt)
-      if (json) return printJson({ ran, ms })
-      for (const name of ran) print(`ran ${name}`)
-      print(ran.length === 0 ? 'the database is up to date' : `${ran.length} migrations in ${ms} ms`)
+      for (const name of json ? [] : ran) print(`ran ${name}`)
+      if (!json) print(ran.length === 0 ? 'the database is up to date' : `${ran.length} migrations in ${ms} ms`)
+      const cells: object[] = []
+      for await (const { error, ...cell } of migrateCells(config, { onWait })) {
+        cells.push({ ...cell, error: error && describeError(error) })
+        if (!json) print(`cell ${cell.name}: ${outcomeOf(cell.ran.length, error)}`)
+        if (error) process.exitCode = 1
+      }
+      if (json) printJson({ ran, ms, ...(cells.length > 0 && { cells }) })
     } catch (error) {
       if (error instanceof OutdatedReleaseError || error instanceof SkippedReleaseError)
         throw new CommandError(error.message)
@@ -34,6 +40,11 @@ export const migrateCommand = ({ data, json }: { data: string; json?: boolean })
       )
     }
   })
+
+function outcomeOf(migrations: number, error: unknown): string {
+  if (error) return `cannot be migrated: ${describeError(error)}`
+  return migrations === 0 ? 'up to date' : `${migrations} migrations`
+}
 
 type BootstrapOptions = { data: string; username?: string; password?: string; json?: boolean }
 

@@ -117,7 +117,7 @@ async function startParts(
   const loading = Promise.all([
     import('#web.ts'),
     import('../../jobs/worker.ts'),
-    import('#core/queues/migrate.ts'),
+    import('#core/services/migrate-cells.ts'),
     import('./demo.ts'),
     import('#core/modules/module.ts'),
     import('#modules.ts'),
@@ -138,25 +138,22 @@ async function startParts(
   const [
     { startWeb },
     { startWorker },
-    { migrate },
+    { migrateAtStart },
     { createFirstAdmin, createSignInUrl, issueAdminToken },
     { loadModules },
     { modules },
   ] = await loading
   loadModules(modules)
   const config = loadSettings(env)
+  const log = (process: string) =>
+    createLog({ level: config.LOG_LEVEL, base: { process }, destination: options.json ? stderr : undefined })
   if (config.AUTO_MIGRATE)
-    await migrate(config.DATABASE_LISTEN_URL, {
-      lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
-      jobRetentionDays: config.JOB_RETENTION_DAYS,
-    }).catch(error => {
+    await migrateAtStart(config, log('up')).catch(error => {
       throw new CommandError(
         `the database ${addressOf(config.DATABASE_URL)} cannot be migrated: ${describeError(error)}`,
       )
     })
   const migrated = { ...config, AUTO_MIGRATE: false }
-  const log = (process: string) =>
-    createLog({ level: config.LOG_LEVEL, base: { process }, destination: options.json ? stderr : undefined })
   process.on('unhandledRejection', error => log('up').error({ err: error }, 'unhandled rejection'))
   if (isStopped()) return null
 

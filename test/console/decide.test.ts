@@ -200,7 +200,7 @@ describe('decisions in the console', function () {
     const edit = async (entered: string) => {
       // The form of the parameters needs the context.
       await card(page).getByRole('region', { name: 'Rule' }).waitFor()
-      // Keys are bound shortly after what they act on is shown.
+      // Keys are bound shortly after the card is shown.
       await eventually(async () => {
         await page.keyboard.press('e')
         return amount.waitFor({ timeout: 2000 }).then(

@@ -189,9 +189,20 @@ describe('the system', () => {
     for (const secret of [app.config.JWT_SECRET, app.config.DATABASE_URL]) assert.ok(!all.includes(secret))
   })
 
+  it('lists home alone in a deployment without cells, which has no other for a project', async () => {
+    const { data, total } = (await app.admin.get('/system/cells')).body
+    assert.deepEqual([total, data[0].name, data[0].number, data[0].reachable], [1, 'home', 0, true])
+    const projects = (await app.admin.get('/projects')).body.total
+    assert.equal(data[0].projects, projects)
+    assert.equal((await app.admin.post('/projects', { name: 'Here', cell: 'home' })).status, 201)
+    const elsewhere = await app.admin.post('/projects', { name: 'There', cell: 'second' })
+    assert.deepEqual([elsewhere.status, elsewhere.body.error.meta.problems[0].path], [400, 'cell'])
+    assert.equal((await app.admin.get('/projects')).body.total, projects + 1)
+  })
+
   it('is refused to callers who are no admins', async () => {
     const user = await app.user('reader', [{ statement: [{ effect: 'Allow', action: ['*'], resource: ['*'] }] }])
-    for (const path of ['/system/status', '/system/settings', MESSAGES])
+    for (const path of ['/system/status', '/system/settings', '/system/cells', MESSAGES])
       assert.equal((await user.get(path)).status, 403)
     assert.equal((await app.admin.get('/system/queues/none/messages')).status, 404)
   })

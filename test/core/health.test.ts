@@ -417,6 +417,7 @@ describe('/metrics', () => {
       /muster_request_duration_seconds_bucket\{le="0\.01",method="POST",route="\/projects",status="201"\} \d+/,
     )
     assert.ok(!body.includes(id))
+    assert.ok(!body.includes('cell="'))
     for (const name of [
       'muster_queue_messages',
       'muster_queue_age_seconds',

@@ -554,13 +554,13 @@ describe('queues and workers', function () {
   })
 
   it('the gauges show waiting messages', async () => {
-    setQueueDepthSource(() => queues.stats())
+    setQueueDepthSource(() => [{ read: () => queues.stats() }])
     await queues.send([
       queueMessage(tasks, { id: 'a' }),
       queueMessage(tasks, { id: 'b' }, { startAfter: new Date(Date.now() + 1e6) }),
     ])
     const text = await registry.metrics()
-    setQueueDepthSource(async () => [])
+    setQueueDepthSource(() => [])
     assert.match(text, /muster_queue_messages\{queue="test-tasks",state="waiting"\} 1\n/)
     assert.match(text, /muster_queue_messages\{queue="test-tasks",state="delayed"\} 1\n/)
     assert.match(text, /muster_dead_letters\{queue="test-tasks"\} 0\n/)

@@ -436,8 +436,8 @@ describe('projects', () => {
         where table_schema = 'public' and column_name = 'project_id' and table_type = 'BASE TABLE' order by 1`)
       const goes = new Set(reached.map(row => row.table_name))
       // Audit entries outlive their project; usage to fold is deleted at the commit (`drop_row_counts`), usage of runs
-      // with the runs (`drop_run_usage`).
-      const stays = new Set(['audit_entries', 'unfolded_usage', 'folded_run_usage'])
+      // with the runs (`drop_run_usage`), grants by `projects_grants`; `project_cells` is a directory of all cells.
+      const stays = new Set(['audit_entries', 'unfolded_usage', 'folded_run_usage', 'oauth_grants', 'project_cells'])
       const left = named.map(row => row.table_name).filter(table => !goes.has(table) && !stays.has(table))
       assert.deepEqual(left, [])
       for (const kind of kinds.all().filter(item => !item.global && !stays.has(item.table)))

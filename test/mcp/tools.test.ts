@@ -353,6 +353,7 @@ const LEFT_OUT: string[] = [
   'grant-oauth-consent',
   'import-dataset-file',
   'list-api-keys',
+  'list-cells',
   'list-feedback',
   'list-oauth-clients',
   'list-oauth-grants',

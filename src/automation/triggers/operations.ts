@@ -331,6 +331,7 @@ const listFirings = operation({
   tag,
   action: 'triggers:ListTriggerFirings',
   lists: triggerKind,
+  across: null,
   query: filterSchema(firingFilters).extend({ trigger_id: z.string().describe('ID of the trigger') }),
   answers: { 200: pageOf(TriggerFiring) },
   async run(context) {

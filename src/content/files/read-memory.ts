@@ -1,7 +1,7 @@
 import type { Config } from '#core/base/config.ts'
 import { type AppError, serviceNotReady } from '#core/base/errors.ts'
 import { FairSemaphore } from '#core/base/fair-semaphore.ts'
-import { processSingleton } from '#core/base/process-singleton.ts'
+import { sharedSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
 
 /**
@@ -12,7 +12,7 @@ const MEMORY_FACTOR = 6
 /** Maximum wait of a request for memory. */
 const WAIT_MS = 30_000
 
-const memory = processSingleton(({ config }) => new FairSemaphore(config.FILES_MEMORY_BYTES))
+const memory = sharedSingleton(({ config }) => new FairSemaphore(config.FILES_MEMORY_BYTES))
 
 /** Returns the maximum total size of files that one call may read whole. */
 export const maxWholeRead = ({ FILES_INLINE_MAX_BYTES, FILES_MEMORY_BYTES }: Config): number =>

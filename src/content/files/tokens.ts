@@ -4,7 +4,7 @@ import { checkStorage } from '#control/quotas/storage.ts'
 import { couldEverAllow, isAllowed } from '#core/api/access.ts'
 import type { StreamedBody, StreamedRequest } from '#core/api/operation.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
-import { newId } from '#core/base/ids.ts'
+import { newId, withCell } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import { type Caller, principalRecord } from '#core/iam/caller.ts'
 import { sha256Of } from '#core/secrets/digest.ts'
@@ -35,7 +35,7 @@ export async function issueToken(
       message: `must be at most ${config.FILES_MAX_UPLOAD_BYTES}`,
     })
   if (filename !== null) filePlacement(input.prefix, filename)
-  const token = `upt_${randomBytes(32).toString('base64url')}`
+  const token = `upt_${withCell(randomBytes(32).toString('base64url'))}`
   const seconds = input.expires_in_seconds ?? config.UPLOAD_TOKEN_TTL_SECONDS
   const expires_at = new Date(clock.now().getTime() + seconds * 1000).toISOString()
   await insertUploadToken(tx, sha256Of(token), {

@@ -4,7 +4,7 @@ import path from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { LRUCache } from 'lru-cache'
 import { FairSemaphore } from '#core/base/fair-semaphore.ts'
-import { processSingleton } from '#core/base/process-singleton.ts'
+import { sharedSingleton } from '#core/base/process-singleton.ts'
 import { ConfinedProcesses } from '#core/threads/confined-processes.ts'
 import type { ImageAnswer, ImageTarget } from './image-process.ts'
 
@@ -135,7 +135,7 @@ class ImageConverter {
 }
 
 /** The converter of this process. */
-export const imageConverter = processSingleton(
+export const imageConverter = sharedSingleton(
   () => new ImageConverter(),
   converter => converter.close(),
 )

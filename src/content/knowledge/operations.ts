@@ -16,6 +16,7 @@ const searchKnowledge = operation({
   alsoActions: ['tools:CallTool'],
   about: documentKind,
   reads: true,
+  across: { requires: 'project' },
   body: SearchInput,
   answers: { 200: SearchAnswer },
   raises: ['AI_PROVIDER_ERROR', 'TOOL_NOT_FOUND', 'QUOTA_EXCEEDED'],

@@ -102,6 +102,12 @@ export const metadataSchemaOperations: Operation[] = [
     summary: 'List metadata schemas, oldest first',
     filters: { resource_type: oneOf('resource_type', RESOURCE_TYPES) },
     order: () => sql.fragment`t.created_at, t.id`,
+    across: {
+      order: [
+        ['created_at', 'asc'],
+        ['id', 'asc'],
+      ],
+    },
   }),
   schemas.create({
     summary: 'Create a metadata schema',

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { listAllowed, listTargetOf, raiseForbidden, visibleRows } from '#core/api/access.ts'
+import { BY_NEWEST_ID } from '#core/api/across.ts'
 import { columnFilter, equalsFilter, flagFilter } from '#core/api/filters.ts'
 import { pageOf, pageOfArray, queryValues } from '#core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '#core/api/operation.ts'
@@ -100,6 +101,7 @@ export const eventOperations: Operation[] = [
   withFactsRedacted(
     events.list({
       order: ({ project }) => (project === null ? sql.fragment`t.id desc` : undefined),
+      across: { order: BY_NEWEST_ID },
       where: ({ project, page: { from, to } }) =>
         project === null
           ? [

@@ -102,6 +102,33 @@ export const QueueMessageQuery = z.object({
   older_than_seconds: integerQuery(0, 1e9).optional().describe('Minimum age in seconds'),
 })
 
+export const SystemCell = z
+  .object({
+    name: z.string().describe('Name of the cell, which never changes; `home` for the first'),
+    number: z.int().describe('Number in the IDs that the cell makes; 0 for the first'),
+    address: z
+      .string()
+      .nullable()
+      .describe('Host, database and schema, without credentials. Null if its URL cannot be decrypted.'),
+    state: z
+      .enum(['open', 'closed', 'moving', 'down'])
+      .describe('open - takes new projects, closed - takes none, moving, down - serves no requests'),
+    reachable: z.boolean().describe('Whether the web process that answers reads its database'),
+    projects: z.int().nullable().describe('Number of its projects. Null if it is not reachable.'),
+    bytes: z.int().nullable().describe('Size of its tables with their indexes. Null if it is not reachable.'),
+    release: z.string().nullable().describe('Latest release that migrated it. Null if it is not reachable.'),
+    lag_bytes: z
+      .int()
+      .nullable()
+      .describe(
+        'Bytes of changes at home that its copies of users and policies lack. Null without a lag: home, and cells in the database of home.',
+      ),
+    added_at: z.string().nullable().describe('Time at which it was added. Null for the first.'),
+    changed_at: z.string().nullable().describe('Time of the last change of its state or address. Null for the first.'),
+  })
+  .meta({ id: 'SystemCell' })
+export type SystemCell = z.output<typeof SystemCell>
+
 export const SystemSetting = z
   .object({
     name: z.string().describe('Environment variable'),

@@ -5,7 +5,8 @@ import { effectiveSettings } from '#core/base/declared-settings.ts'
 import { raise } from '#core/base/errors.ts'
 import { type Queue, queues } from '#core/queues/queue.ts'
 import { countActiveMessages, listMessages, listWorkers } from '#core/work/inspection.ts'
-import { QueueMessage, QueueMessageQuery, SystemSetting, SystemStatus } from './model.ts'
+import { systemCells } from './cells.ts'
+import { QueueMessage, QueueMessageQuery, SystemCell, SystemSetting, SystemStatus } from './model.ts'
 import { leaseSeconds, liveSlots, messageEntity, silentMs, systemStatus, waitReason } from './status.ts'
 
 const tag = 'System'
@@ -146,4 +147,20 @@ const settings = operation({
   run: async ({ services, page }) => pageOfArray(effectiveSettings(services.config), page),
 })
 
-export const systemOperations: Operation[] = [status, messages, replay, remove, settings]
+const cells = operation({
+  ...options,
+  id: 'listCells',
+  method: 'get',
+  path: '/system/cells',
+  summary: 'List cells',
+  description:
+    'Returns the databases of the deployment, the first of which is `home`, with their state and size. A deployment without cells has `home` only.',
+  action: 'system:GetSystemStatus',
+  internal: true,
+  paged: true,
+  timed: false,
+  answers: { 200: pageOf(SystemCell) },
+  run: async ({ services, page }) => pageOfArray(await systemCells(services), page),
+})
+
+export const systemOperations: Operation[] = [status, messages, replay, remove, settings, cells]

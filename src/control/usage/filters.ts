@@ -40,7 +40,7 @@ export const usageFilters = {
 } satisfies Filters
 
 /** Parameters of every list. */
-const LIST_PARAMETERS = ['project_id', 'limit', 'offset', 'from', 'to']
+const LIST_PARAMETERS = ['project_id', 'limit', 'offset', 'from', 'to', 'partial']
 
 /**
  * Returns a usage query schema that rejects undeclared parameters: an ignored filter would return misleading totals.

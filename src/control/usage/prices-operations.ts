@@ -5,7 +5,8 @@ import { isIdOf, type Kind, type KindRow } from '#core/api/kind.ts'
 import { booleanQuery, pageOf, pageResult } from '#core/api/lists.ts'
 import { type Context, itemOperation, type Operation, operation, result } from '#core/api/operation.ts'
 import { type ErrorCode, raise } from '#core/base/errors.ts'
-import { type Fragment, sql } from '#core/db/sql.ts'
+import { allOf, type Fragment, sql } from '#core/db/sql.ts'
+import { ownRows } from '#core/services/copies.ts'
 import { projectKind } from '#identity/projects/model.ts'
 import { globalScope, lockPricedProviders, projectScope, putPrices, removePrice } from './prices.ts'
 import {
@@ -127,7 +128,7 @@ export const priceOperations: Operation[] = [
     paged: true,
     query: PriceQuery,
     answers: { 200: pageOf(Price) },
-    run: context => listPricePage(context, globalScope),
+    run: context => listPricePage(context, allOf([globalScope, ownRows(context.services)])),
   }),
   operation({
     id: 'putPrices',

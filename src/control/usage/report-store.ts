@@ -245,17 +245,36 @@ const UsageGroup = Sums.extend({
 })
 export type UsageGroup = z.output<typeof UsageGroup>
 
+const factsText = sql.type(z.strictObject({ facts: z.string() }))
+
+/** Returns the usage of a selection by project, AI provider and component, as JSON text for `factsOfCells`. */
+export const readFacts = (db: Queryable, selection: UsageSelection): Promise<string> =>
+  db.oneFirst(factsText`
+    select coalesce(json_agg(s), '[]')::text as facts from (
+      select key, ai_provider_id, component, unit, ${sumsOf('f')} from (${usageFacts(selection, 'project', null)}) f
+      group by key, ai_provider_id, component, unit) s`)
+
+/** Returns a select of the usage that several cells have read. */
+export const factsOfCells = (texts: readonly string[]): Fragment => sql.fragment`
+  select f.* from unnest(${sql.array([...texts], 'text')}) t (facts) cross join lateral json_to_recordset(t.facts::json) as f (
+    key text, ai_provider_id text, component text, unit text, ${sql.join(
+      summedColumns.map(name => sql.fragment`${sql.identifier([name])} numeric`),
+      sql.fragment`, `,
+    )})`
+
 /**
  * Returns a page of groups by descending cost, the totals over all groups and the number of groups, in one statement.
+ * @param facts the usage of the selection, default as the database has it
  */
 export async function aggregateEvents(
   db: Queryable,
   selection: UsageSelection,
   group: GroupBy | null,
   page: { limit: number; offset: number },
+  facts: Fragment = usageFacts(selection, group, null),
 ): Promise<{ totals: Sums; groups: readonly UsageGroup[]; total: number }> {
   const rows = await db.any(sql.type(UsageGroup)`
-    with facts as (${usageFacts(selection, group, null)}),
+    with facts as (${facts}),
       sums as (
         select key, ai_provider_id, component, unit, grouping(key) = 1 as whole, ${sumsOf('f')} from facts f
         group by grouping sets ((key, ai_provider_id, component, unit), (component, unit))),

@@ -4,10 +4,10 @@ import { type Filters, filterSchema } from '#core/api/filters.ts'
 import { isIdOf, kinds } from '#core/api/kind.ts'
 import { pageOf, parsePage } from '#core/api/lists.ts'
 import { ndjsonStream } from '#core/api/ndjson.ts'
-import { type Context, type Operation, operation } from '#core/api/operation.ts'
+import { type Context, combined, type Operation, operation } from '#core/api/operation.ts'
 import { systemClock } from '#core/base/clock.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
-import { type Queryable, sql } from '#core/db/sql.ts'
+import { type Fragment, type Queryable, sql } from '#core/db/sql.ts'
 import { isAdmin } from '#core/iam/caller.ts'
 import { usageFilters, usageQuery } from './filters.ts'
 import { intervalStarts, MAX_POINTS, timeQuery, USAGE_INTERVALS } from './intervals.ts'
@@ -17,11 +17,13 @@ import {
   countDistinct,
   DIMENSIONS,
   DistinctCounts,
+  factsOfCells,
   findProjectOfEvents,
   type GroupBy,
   listUsageEvents,
   listUsageEventsAfter,
   ratingsByVersion,
+  readFacts,
   type Sums,
   type UsagePoint,
   type UsageSelection,
@@ -234,6 +236,76 @@ const appliedFilters = (query: Record<string, unknown>): Record<string, never> =
 const pageParameter = z.string().optional()
 const PAGE = { default: 50, max: 100 }
 
+const AggregateQuery = usageQuery({
+  project_id: project,
+  group_by: groupBy.optional(),
+  ...filters,
+  include: z
+    .enum(['distinct'])
+    .optional()
+    .describe(
+      '`distinct` – include the numbers of distinct generations, traces, runs, agents, end users, sessions and AI providers',
+    ),
+  from: pageParameter.describe('Usage at this time or later'),
+  to: pageParameter.describe('Usage at this time or earlier'),
+  limit: pageParameter.describe(
+    'Number of groups per page. Default 50, at most 100; larger values are reduced to 100.',
+  ),
+  offset: pageParameter.describe('Number of groups to skip'),
+})
+type AggregateQuery = z.output<typeof AggregateQuery>
+
+const aggregateSelection = (context: Context<AggregateQuery>) => {
+  const { group_by = null, include } = context.query
+  const page = parsePage(context.query, PAGE)
+  return { group_by, include, page, selection: selectionOf(context, { ...page, across: group_by === 'project' }) }
+}
+
+/** Adds numbers of distinct IDs of different cells. */
+const sumCounts = (counts: readonly z.output<typeof DistinctCounts>[]): z.output<typeof DistinctCounts> =>
+  counts.reduce((sum, each) => {
+    const names = Object.keys(sum) as (keyof typeof sum)[]
+    return Object.fromEntries(names.map(name => [name, sum[name] + each[name]])) as typeof sum
+  })
+
+/** Returns the aggregate of usage: of `facts`, default as the database has it. */
+async function aggregateOf(
+  context: Context<AggregateQuery>,
+  { facts, distinct }: { facts?: Fragment; distinct: () => Promise<z.output<typeof DistinctCounts>> },
+): Promise<z.output<typeof Aggregate>> {
+  const { db, query } = context
+  const { group_by, include, page, selection } = aggregateSelection(context)
+  const { totals, groups, total } = await aggregateEvents(db, selection, group_by, page, facts)
+  const { project } = selection
+  const ratings =
+    group_by === 'agent_version' && project !== null ? await ratingsByVersion(db, { ...selection, project }) : null
+  const namesOf = await namesOfGroups({ ...context, project }, group_by, groups)
+  const ratingsOf = (version: string | null) => {
+    const { up = 0, down = 0 } = ratings?.find(({ key }) => key === version) ?? {}
+    return ratings ? { up, down } : {}
+  }
+  return {
+    project_id: project,
+    from: page.from?.toISOString() ?? null,
+    to: page.to?.toISOString() ?? null,
+    group_by,
+    filters: appliedFilters(query),
+    totals: { ...figuresOf(totals), ...(include ? { distinct: await distinct() } : {}) },
+    groups: {
+      data: groups.map(group => ({
+        key: group.key,
+        ai_provider_id: group.ai_provider_id,
+        ...figuresOf(group),
+        ...ratingsOf(group.key),
+        ...namesOf(group.key),
+      })),
+      total,
+      limit: page.limit,
+      offset: page.offset,
+    },
+  }
+}
+
 const aggregateUsage = operation({
   id: 'aggregateUsage',
   method: 'get',
@@ -244,59 +316,24 @@ const aggregateUsage = operation({
   tag,
   action: 'usage:GetAggregate',
   about: usageKind,
-  query: usageQuery({
-    project_id: project,
-    group_by: groupBy.optional(),
-    ...filters,
-    include: z
-      .enum(['distinct'])
-      .optional()
-      .describe(
-        '`distinct` – include the numbers of distinct generations, traces, runs, agents, end users, sessions and AI providers',
-      ),
-    from: pageParameter.describe('Usage at this time or later'),
-    to: pageParameter.describe('Usage at this time or earlier'),
-    limit: pageParameter.describe(
-      'Number of groups per page. Default 50, at most 100; larger values are reduced to 100.',
-    ),
-    offset: pageParameter.describe('Number of groups to skip'),
-  }),
+  query: AggregateQuery,
+  across: combined<AggregateQuery, { facts: string; distinct: z.output<typeof DistinctCounts> | null }>(
+    async context => {
+      const { selection, include } = aggregateSelection(context)
+      return {
+        facts: await readFacts(context.db, selection),
+        distinct: include ? await countDistinct(context.db, selection) : null,
+      }
+    },
+    (cells, context) =>
+      aggregateOf(context, {
+        facts: factsOfCells(cells.map(({ facts }) => facts)),
+        distinct: async () => sumCounts(cells.flatMap(({ distinct }) => distinct ?? [])),
+      }),
+  ),
   answers: { 200: Aggregate },
-  async run(context) {
-    const { db, query } = context
-    const { group_by = null, include } = query
-    const page = parsePage(query, PAGE)
-    const selection = selectionOf(context, { ...page, across: group_by === 'project' })
-    const { totals, groups, total } = await aggregateEvents(db, selection, group_by, page)
-    const { project } = selection
-    const ratings =
-      group_by === 'agent_version' && project !== null ? await ratingsByVersion(db, { ...selection, project }) : null
-    const namesOf = await namesOfGroups({ ...context, project }, group_by, groups)
-    const ratingsOf = (version: string | null) => {
-      const { up = 0, down = 0 } = ratings?.find(({ key }) => key === version) ?? {}
-      return ratings ? { up, down } : {}
-    }
-    return {
-      project_id: project,
-      from: page.from?.toISOString() ?? null,
-      to: page.to?.toISOString() ?? null,
-      group_by,
-      filters: appliedFilters(query),
-      totals: { ...figuresOf(totals), ...(include ? { distinct: await countDistinct(db, selection) } : {}) },
-      groups: {
-        data: groups.map(group => ({
-          key: group.key,
-          ai_provider_id: group.ai_provider_id,
-          ...figuresOf(group),
-          ...ratingsOf(group.key),
-          ...namesOf(group.key),
-        })),
-        total,
-        limit: page.limit,
-        offset: page.offset,
-      },
-    }
-  },
+  run: context =>
+    aggregateOf(context, { distinct: () => countDistinct(context.db, aggregateSelection(context).selection) }),
 })
 
 const MAX_GROUPS = 10_000

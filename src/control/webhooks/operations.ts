@@ -184,6 +184,7 @@ const listDeliveries = operation({
   tag,
   action: 'webhooks:ListWebhookDeliveries',
   lists: webhookKind,
+  across: null,
   query: filterSchema(deliveryFilters).extend({
     webhook_id: z.string().describe('ID of the webhook'),
   }),

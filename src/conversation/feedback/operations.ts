@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { columnFilter, equalsFilter } from '#core/api/filters.ts'
 import { booleanQuery, integerQuery, MAX_INTEGER, parseTime, textFilter, timeRangeCondition } from '#core/api/lists.ts'
-import { itemOperation, type Operation, operation } from '#core/api/operation.ts'
+import { type Context, combined, itemOperation, type Operation, operation } from '#core/api/operation.ts'
 import { sql } from '#core/db/sql.ts'
 import { resource } from '#core/resources/resource.ts'
 import { generationKind } from '#execution/generations/model.ts'
@@ -9,7 +9,7 @@ import { sessionKind } from '../sessions/kind.ts'
 import { giveAccess, listAccess } from './end-user.ts'
 import { authorOf, deleteFeedback, giveFeedback, targetOfMessage, targetOfTurn } from './give.ts'
 import { Feedback, FeedbackAggregate, FeedbackInput, feedbackKind, GROUPS } from './model.ts'
-import { aggregateFeedback } from './store.ts'
+import { aggregateFeedback, aggregateOfCells, readFeedbackGroups } from './store.ts'
 
 const tag = 'Feedback'
 const feedback = resource(feedbackKind, { path: '/feedback', tag, module: 'sessions' })
@@ -25,6 +25,24 @@ const time = z
   .refine(value => parseTime(value) !== null, 'must be an ISO 8601 time')
   .transform(value => parseTime(value) as Date)
   .optional()
+
+const AggregateQuery = z.object({
+  agent_id: textFilter.describe('ID of the agent that replied'),
+  group_by: z.enum(GROUPS).default('agent_version').describe('Dimension to group by. Default `agent_version`.'),
+  from: time.describe('Feedback created at this time or later'),
+  to: time.describe('Feedback created at this time or earlier'),
+})
+type AggregateQuery = z.output<typeof AggregateQuery>
+
+/** Returns the conditions of the feedback `t` that an aggregate counts. */
+const aggregateConditions = ({ query, visible }: Pick<Context<AggregateQuery>, 'query' | 'visible'>) => {
+  const { agent_id, from = null, to = null } = query
+  return [
+    visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }).rows,
+    agent_id !== undefined && sql.fragment`t.agent_id = ${agent_id}`,
+    timeRangeCondition(sql.fragment`t.created_at`, { from, to }),
+  ]
+}
 
 export const feedbackOperations: Operation[] = [
   itemOperation(sessionKind, {
@@ -130,22 +148,14 @@ export const feedbackOperations: Operation[] = [
     action: 'sessions:ListFeedback',
     lists: feedbackKind,
     paged: false,
-    query: z.object({
-      agent_id: textFilter.describe('ID of the agent that replied'),
-      group_by: z.enum(GROUPS).default('agent_version').describe('Dimension to group by. Default `agent_version`.'),
-      from: time.describe('Feedback created at this time or later'),
-      to: time.describe('Feedback created at this time or earlier'),
-    }),
+    query: AggregateQuery,
     answers: { 200: FeedbackAggregate },
-    async run({ db, query, visible }) {
-      const { agent_id, group_by, from = null, to = null } = query
-      const { rows } = visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` })
-      const data = await aggregateFeedback(db, group_by, [
-        rows,
-        agent_id !== undefined && sql.fragment`t.agent_id = ${agent_id}`,
-        timeRangeCondition(sql.fragment`t.created_at`, { from, to }),
-      ])
-      return { data }
-    },
+    across: combined<AggregateQuery, string>(
+      context => readFeedbackGroups(context.db, context.query.group_by, aggregateConditions(context)),
+      async (groups, { db, query }) => ({ data: await aggregateOfCells(db, query.group_by, groups) }),
+    ),
+    run: async context => ({
+      data: await aggregateFeedback(context.db, context.query.group_by, aggregateConditions(context)),
+    }),
   }),
 ]

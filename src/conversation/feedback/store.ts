@@ -103,28 +103,57 @@ const groupRow = sql.type(
 /** Maximum number of groups; end users choose labels. */
 const MAX_GROUPS = 1000
 
-/**
- * Returns sums by group: newest version or day first, most frequent label or agent first. Index feedback_agent, or
- * feedback_project without an agent.
- */
-export function aggregateFeedback(
-  db: Queryable,
-  group: (typeof GROUPS)[number],
-  conditions: (Fragment | null | undefined | false)[],
-) {
-  const order = {
-    agent_version: sql.fragment`max(t.agent_version) desc nulls last`,
+/** Maximum number of groups that a cell returns, the largest, for a response with the groups of all cells. */
+const MAX_CELL_GROUPS = 100_000
+
+type Group = (typeof GROUPS)[number]
+
+/** Order of groups: newest version or day first, most frequent label or agent first. */
+const orderOf = (group: Group, version: Fragment): Fragment =>
+  ({
+    agent_version: sql.fragment`max(${version}) desc nulls last`,
     agent: sql.fragment`2 desc, 1`,
     day: sql.fragment`1 desc`,
     label: sql.fragment`2 desc, 1`,
-  }[group]
-  return db.any(groupRow`
+  })[group]
+
+const groupedBy = (group: Group): Fragment => sql.fragment`
+    from feedback t ${group === 'label' ? sql.fragment`cross join lateral unnest(t.labels) l (label)` : sql.fragment``}`
+
+/** Returns sums by group. Index feedback_agent, or feedback_project without an agent. */
+export const aggregateFeedback = (db: Queryable, group: Group, conditions: (Fragment | null | undefined | false)[]) =>
+  db.any(groupRow`
     select ${GROUP_KEYS[group]} as key, count(*) as count, count(*) filter (where t.rating = 1) as up,
       count(*) filter (where t.rating = -1) as down, avg(t.score) as mean_score
-    from feedback t ${group === 'label' ? sql.fragment`cross join lateral unnest(t.labels) l (label)` : sql.fragment``}
+    ${groupedBy(group)}
     where ${allOf(conditions)}
-    group by 1 order by ${order} limit ${MAX_GROUPS}`)
-}
+    group by 1 order by ${orderOf(group, sql.fragment`t.agent_version`)} limit ${MAX_GROUPS}`)
+
+const groupsText = sql.type(z.strictObject({ groups: z.string() }))
+
+/** Returns the sums by group of a cell, as JSON text for `aggregateOfCells`. Indexes as for `aggregateFeedback`. */
+export const readFeedbackGroups = (
+  db: Queryable,
+  group: Group,
+  conditions: (Fragment | null | undefined | false)[],
+): Promise<string> =>
+  db.oneFirst(groupsText`
+    select coalesce(json_agg(g), '[]')::text as groups from (
+      select ${GROUP_KEYS[group]} as key, count(*) as count, count(*) filter (where t.rating = 1) as up,
+        count(*) filter (where t.rating = -1) as down, sum(t.score) as score, count(t.score) as scored,
+        max(t.agent_version) as version
+      ${groupedBy(group)}
+      where ${allOf(conditions)}
+      group by 1 order by 2 desc limit ${MAX_CELL_GROUPS}) g`)
+
+/** Returns the sums by group of several cells. */
+export const aggregateOfCells = (db: Queryable, group: Group, texts: readonly string[]) =>
+  db.any(groupRow`
+    select g.key, sum(g.count)::int8 as count, sum(g.up)::int8 as up, sum(g.down)::int8 as down,
+      sum(g.score) / nullif(sum(g.scored), 0)::float8 as mean_score
+    from unnest(${sql.array([...texts], 'text')}) t (groups) cross join lateral json_to_recordset(t.groups::json)
+      as g (key text, count int8, up int8, down int8, score float8, scored int8, version int)
+    group by 1 order by ${orderOf(group, sql.fragment`g.version`)} limit ${MAX_GROUPS}`)
 
 const ratingsRow = sql.type(z.object({ key: z.string().nullable(), up: z.int(), down: z.int() }))
 

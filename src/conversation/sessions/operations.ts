@@ -4,7 +4,7 @@ import { namesOf } from '#core/api/entry-fields.ts'
 import { columnFilter, containsFilter, equalsFilter, tagsFilter } from '#core/api/filters.ts'
 import { type Kind, kinds } from '#core/api/kind.ts'
 import { booleanQuery, enumListQuery, listTable, pageOf, textFilter, timeInput } from '#core/api/lists.ts'
-import { type Context, itemOperation, type Operation, operation } from '#core/api/operation.ts'
+import { type Context, combined, itemOperation, type Operation, operation } from '#core/api/operation.ts'
 import { callerContext } from '#core/api/tool-context.ts'
 import { raise } from '#core/base/errors.ts'
 import { sql } from '#core/db/sql.ts'
@@ -69,7 +69,7 @@ import { sessionFailure } from './session-locks.ts'
 import { messageColumns, messageTables, statusCondition } from './store.ts'
 import { sessionTicketOperation, streamOperation } from './stream.ts'
 import { checkAssignee, OPERATE_ACTION, takeOver } from './takeover.ts'
-import { listSessionAssignees } from './takeover-store.ts'
+import { addUpAssignees, listSessionAssignees } from './takeover-store.ts'
 import { cancelSession } from './turns.ts'
 import { typingOperation } from './typing.ts'
 
@@ -229,6 +229,12 @@ const hidesForEndUsers = (remove: Operation): Operation => ({
     (context as Context).caller.end_user ? hideSession(context as never) : remove.run(context),
 })
 
+const assigneesOf = ({ db, visible }: Pick<Context, 'db' | 'visible'>) =>
+  listSessionAssignees(
+    db,
+    visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id`, tags: sql.fragment`t.tags` }).rows,
+  )
+
 const listAssignees = operation({
   id: 'listSessionAssignees',
   command: ['sessions', 'assignees', 'list'],
@@ -240,15 +246,9 @@ const listAssignees = operation({
   action: 'sessions:ListSessions',
   lists: sessionKind,
   paged: false,
+  across: combined(assigneesOf, async (listed, { db }) => ({ data: await addUpAssignees(db, listed.flat()) })),
   answers: { 200: SessionAssignees },
-  async run({ db, visible }) {
-    const { rows } = visible({
-      project: sql.fragment`t.project_id`,
-      id: sql.fragment`t.id`,
-      tags: sql.fragment`t.tags`,
-    })
-    return { data: await listSessionAssignees(db, rows) }
-  },
+  run: async context => ({ data: await assigneesOf(context) }),
 })
 
 /** Condition of the sessions `t` that have a rating which the caller may list. By feedback_session. */

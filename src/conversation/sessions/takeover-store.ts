@@ -83,3 +83,10 @@ export const listSessionAssignees = (db: Queryable, condition: Fragment) =>
     from sessions t join users u on u.id = t.assigned_to
     where t.control = 'operator' and ${condition}
     group by t.assigned_to, u.display_name order by u.display_name nulls last, t.assigned_to limit 500`)
+
+/** Adds up the sessions of users that several cells have listed, in the same order. */
+export const addUpAssignees = (db: Queryable, listed: readonly z.output<typeof SessionAssignee>[]) =>
+  db.any(assigneeRow`
+    select user_id, name, sum(session_count)::int as session_count
+    from jsonb_to_recordset(${jsonb(listed)}) as t (user_id text, name text, session_count int)
+    group by 1, 2 order by 2 nulls last, 1 limit 500`)

@@ -145,6 +145,11 @@ const DEEP_OFFSET = 10_000
 /** Limit on the bytes of large rows in a page; a single larger row still forms a page. */
 export const MAX_PAGE_BYTES = 16 * 1024 * 1024
 
+const sizes = new WeakMap<object, readonly number[]>()
+
+/** Returns the sizes of the rows of a page that is cut to MAX_PAGE_BYTES; undefined for other pages. */
+export const rowSizes = (page: object): readonly number[] | undefined => sizes.get(page)
+
 /** Number of rows that can be read beyond the page at negligible cost. */
 const LOOKAHEAD = 1_000
 const LOOKAHEAD_TEXT = rawFragment(String(LOOKAHEAD))
@@ -206,7 +211,13 @@ export async function pageResult<Row>(
     query.present(row as unknown as Row),
   )
   const isCut = bytes !== undefined && data.length > 0 && data.length < Math.min(limit, (total ?? 0) - offset)
-  return { data, total: total ?? 0, limit: isCut ? data.length : limit, offset }
+  const body = { data, total: total ?? 0, limit: isCut ? data.length : limit, offset }
+  if (bytes)
+    sizes.set(
+      body,
+      rows.map(({ page_bytes = 0 }) => page_bytes),
+    )
+  return body
 
   /** Reads ahead of the page before it counts: few matches among many rows need one scan instead of two. */
   function selectByKeys(key: Fragment): Fragment {
@@ -236,6 +247,20 @@ const cutToBytes = (select: Fragment): Fragment => sql.fragment`
 export function pageOfArray<T>(items: readonly T[], { limit, offset }: Page): PageBody<T> {
   return { data: items.slice(offset, offset + limit), total: items.length, limit, offset }
 }
+
+/** Returns a page of lists whose first `offset` + `limit` items are given, in the order of all of them. */
+export function mergedPage<T>(
+  parts: readonly Pick<PageBody<T>, 'data' | 'total'>[],
+  { limit, offset }: Page,
+  compare: (left: T, right: T) => number,
+): PageBody<T> {
+  const items = parts.flatMap(({ data }) => data).sort(compare)
+  const total = parts.reduce((sum, part) => sum + part.total, 0)
+  return { data: items.slice(offset, offset + limit), total, limit, offset }
+}
+
+/** Returns the bounds of the items that the parts of a merged page need. */
+export const partOfPage = ({ limit, offset, ...range }: Page): Page => ({ ...range, limit: offset + limit, offset: 0 })
 
 /** Returns a page of a table aliased `t` with the columns project_id, id, created_at and, if the kind has tags, tags. */
 export function listTable<Row>(

@@ -9,6 +9,7 @@ import type { Queryable } from '../db/sql.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { RowColumns, VisibleRows } from '../iam/row-filter.ts'
 import type { Outbox, Tx } from '../writes/writer.ts'
+import { type Across, isAcross, NEWEST_FIRST, type SharedRead, withMissingCells } from './across.ts'
 import type { AuditDraft, Decision } from './audit.ts'
 import type { CallSurface, ClientInput, Origin, RequestFacts } from './call.ts'
 import { type Deprecation, describedOperation } from './deprecation.ts'
@@ -155,6 +156,12 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P
  */
 export type RecordedCall = { id?: string } & ({ body: unknown } | { made: Made })
 
+/** Declares that facts are read in each cell, of which one response is made in the first. */
+export const combined = <Q, Facts>(
+  read: (context: Context<Q>) => Promise<Facts>,
+  present: (facts: readonly Facts[], context: Context<Q>) => unknown,
+): SharedRead<Facts> => ({ read, present })
+
 /** How an operation is authorized: by policy, by the admin role, by ownership, for any credential, or without one. */
 export type Gate = 'policy' | 'admin' | 'owner' | 'any' | 'public'
 
@@ -227,6 +234,11 @@ export type Operation = {
   unvalidatedQuery: readonly string[]
   /** Default and largest page size. */
   pageSize: { default: number; max: number }
+  /**
+   * How a deployment with cells answers a call without a project from all of them; null for one cell, which the IDs in the call
+   * name, otherwise the first. Default the order newest first of a list without path parameters.
+   */
+  across: Across | null
   query: z.ZodType | null
   body: z.ZodType | null
   /** Whether the request may omit the body. */
@@ -373,6 +385,7 @@ export type OperationBase<Q extends z.ZodType | undefined, B extends z.ZodType |
   timed?: boolean
   unvalidatedQuery?: readonly string[]
   pageSize?: { default: number; max: number }
+  across?: Across | null
   transaction?: boolean
   reads?: boolean
   admit?: Operation['admit']
@@ -477,13 +490,18 @@ export function operation<
       under: declaration.under,
       pathOf: declaration.pathOf,
     }
-  if ('lists' in declaration)
+  if ('lists' in declaration) {
+    const kind = declaration.lists as unknown as Kind
+    const paged = declaration.paged ?? true
+    const isSpread = declaration.across === undefined && paged && !kind.global && !declaration.path.includes('{')
     return {
       ...common,
-      kind: declaration.lists as unknown as Kind,
+      ...(isSpread ? acrossFields(declaration.answers, { order: NEWEST_FIRST }) : {}),
+      kind,
       shape: 'list',
-      paged: declaration.paged ?? true,
+      paged,
     }
+  }
   return {
     ...common,
     kind: ((declaration as { about?: Kind<any> }).about ?? null) as Kind | null,
@@ -517,7 +535,7 @@ function commonFields(declaration: OperationBase<z.ZodType | undefined, z.ZodTyp
     query: declaration.query ?? null,
     body: declaration.body ?? null,
     bodyOptional: declaration.bodyOptional ?? false,
-    answers: declaration.answers,
+    ...acrossFields(declaration.answers, declaration.across ?? null),
     produces: declaration.stream ? 'text/event-stream' : declaration.produces,
     alsoProduces: declaration.alsoProduces,
     stream: declaration.stream,
@@ -546,6 +564,11 @@ function commonFields(declaration: OperationBase<z.ZodType | undefined, z.ZodTyp
     endUser: declaration.endUser ?? null,
   }
 }
+
+const acrossFields = (answers: Operation['answers'], across: Across | null) => ({
+  across,
+  answers: isAcross(across) && answers[200] ? { ...answers, 200: withMissingCells(answers[200]) } : answers,
+})
 
 /** Whether a schema, without its refinements and transforms, is an object with a field. */
 function hasField(schema: z.ZodType | undefined, name: string): boolean {

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { isAcross, partial } from './across.ts'
 import type { Operation } from './operation.ts'
 
 /** Path and query parameters derived from an operation. */
@@ -33,11 +34,20 @@ export function fieldsOf(schema: z.ZodType | null): z.ZodRawShape {
 }
 
 /** Returns the query parameters of an operation: the declared ones, and the common parameters of lists. */
-export function queryFields({ query, paged, timed, pageSize, shape, gate }: Operation): Record<string, z.ZodType> {
+export function queryFields({
+  query,
+  paged,
+  timed,
+  pageSize,
+  shape,
+  gate,
+  across,
+}: Operation): Record<string, z.ZodType> {
   return {
     ...(shape === 'list' && gate === 'policy' ? { project_id: projectId } : {}),
     ...(paged ? { limit: limitOf(pageSize), offset } : {}),
     ...(paged && timed ? { from, to } : {}),
+    ...(isAcross(across) ? { partial } : {}),
     ...(fieldsOf(query) as Record<string, z.ZodType>),
   }
 }

@@ -31,6 +31,7 @@ export class RequestCount {
   async in(caller: Caller, projectId: string | null): Promise<void> {
     if (this.#isCounted || caller.credential.type !== 'api_key' || projectId === null) return
     this.#isCounted = true
-    for (const count of requestCounting.all()) await count(this.#services, caller, projectId)
+    const services = this.#services.cells?.ofProject(projectId) ?? this.#services
+    for (const count of requestCounting.all()) await count(services, caller, projectId)
   }
 }

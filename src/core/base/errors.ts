@@ -19,6 +19,12 @@ export const coreErrors = {
     description: 'Project-bound credential targets another project',
     message: 'The credential is bound to project {scoped_project} and cannot act in project {requested_project}',
   },
+  CELL_UNAVAILABLE: {
+    status: 503,
+    description: 'The database with the requested records, one of several of the deployment, is not available',
+    message: 'Cell {cell} is not available',
+    hint: 'Retry after the time in Retry-After; records of other cells are not affected.',
+  },
   FORBIDDEN: { status: 403, description: 'Not permitted', message: 'Forbidden' },
   IDEMPOTENCY_IN_PROGRESS: {
     status: 409,

@@ -1,4 +1,5 @@
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client'
+import type { CellIdentity } from './current-cell.ts'
 
 /** The registry of /metrics. Core metrics are declared here, metrics of a module in its module.ts. */
 export const registry = new Registry()
@@ -79,29 +80,43 @@ type Depth = {
 
 const READ_BUDGET_MS = 2000
 
+/** A read for gauges, of the database of a cell in a deployment with several. */
+export type CellRead<T> = { cell?: string; read(): Promise<readonly T[]> }
+
+type OfCell<T> = T & { cell?: string }
+
+/** Returns the label of a cell; none in a deployment without cells. */
+const labelOf = (cell: string | undefined): { cell?: string } => (cell === undefined ? {} : { cell })
+
 /**
- * Returns a source that reads the database: concurrent gauges share one read. A scrape does not wait for an unresponsive
- * database; gauges are omitted if the read fails or exceeds READ_BUDGET_MS.
+ * Returns a source that reads the databases: concurrent gauges share one read of each. A scrape does not wait for an unresponsive
+ * database; its gauges are omitted if the read fails or exceeds READ_BUDGET_MS.
  */
 function databaseSource<T>() {
-  let read: () => Promise<readonly T[]> = async () => []
-  let reading: Promise<readonly T[]> | undefined
+  let source: () => readonly CellRead<T>[] = () => []
+  const reading = new Map<string | undefined, Promise<readonly T[] | null>>()
+  const readCell = ({ cell, read }: CellRead<T>): Promise<readonly T[] | null> => {
+    const running =
+      reading.get(cell) ??
+      read()
+        .catch(() => null)
+        .finally(() => reading.delete(cell))
+    reading.set(cell, running)
+    let timer: NodeJS.Timeout | undefined
+    const late = new Promise<null>(resolve => {
+      timer = setTimeout(() => resolve(null), READ_BUDGET_MS)
+    })
+    return Promise.race([running, late]).finally(() => clearTimeout(timer))
+  }
+  const cells = () => Promise.all(source().map(async each => ({ cell: each.cell, rows: await readCell(each) })))
   return {
-    set(source: () => Promise<readonly T[]>): void {
-      read = source
+    set(reads: () => readonly CellRead<T>[]): void {
+      source = reads
     },
-    async rows(): Promise<readonly T[]> {
-      reading ??= read()
-        .catch(() => [])
-        .finally(() => {
-          reading = undefined
-        })
-      let timer: NodeJS.Timeout | undefined
-      const late = new Promise<readonly T[]>(resolve => {
-        timer = setTimeout(() => resolve([]), READ_BUDGET_MS)
-      })
-      return Promise.race([reading, late]).finally(() => clearTimeout(timer))
-    },
+    /** The rows of each cell; null if it does not answer in time. */
+    cells,
+    rows: async (): Promise<OfCell<T>[]> =>
+      (await cells()).flatMap(({ cell, rows }) => (rows ?? []).map(row => ({ ...row, ...labelOf(cell) }))),
   }
 }
 
@@ -122,14 +137,14 @@ export const reportWaitingRows = ages.set
 new Gauge({
   name: 'muster_queue_messages',
   help: 'Messages by queue and state: waiting, delayed, active',
-  labelNames: ['queue', 'state'],
+  labelNames: ['queue', 'state', 'cell'],
   registers,
   async collect() {
     const rows = await depths.rows()
     this.reset()
-    for (const row of rows) {
-      for (const state of ['waiting', 'delayed', 'active'] as const) this.set({ queue: row.queue, state }, row[state])
-    }
+    for (const { cell, queue, ...row } of rows)
+      for (const state of ['waiting', 'delayed', 'active'] as const)
+        this.set({ queue, state, ...labelOf(cell) }, row[state])
   },
 })
 
@@ -138,24 +153,36 @@ for (const name of ['muster_queue_age_seconds', 'muster_queue_oldest_seconds'])
   new Gauge({
     name,
     help: 'Age of the oldest due message of a queue, from its due time',
-    labelNames: ['queue'],
+    labelNames: ['queue', 'cell'],
     registers,
     async collect() {
       const rows = await depths.rows()
       this.reset()
-      for (const row of rows) this.set({ queue: row.queue }, row.oldest_seconds)
+      for (const { cell, queue, oldest_seconds } of rows) this.set({ queue, ...labelOf(cell) }, oldest_seconds)
     },
   })
 
 new Gauge({
   name: 'muster_dead_letters',
   help: 'Messages in the dead-letter queue of a queue',
-  labelNames: ['queue'],
+  labelNames: ['queue', 'cell'],
   registers,
   async collect() {
     const rows = await depths.rows()
     this.reset()
-    for (const row of rows) this.set({ queue: row.queue }, row.dead)
+    for (const { cell, queue, dead } of rows) this.set({ queue, ...labelOf(cell) }, dead)
+  },
+})
+
+new Gauge({
+  name: 'muster_cell_up',
+  help: 'Whether the database of a cell answers this process, in a deployment with cells',
+  labelNames: ['cell'],
+  registers,
+  async collect() {
+    const cells = await depths.cells()
+    this.reset()
+    for (const { cell, rows } of cells) if (cell !== undefined) this.set({ cell }, rows === null ? 0 : 1)
   },
 })
 
@@ -170,62 +197,62 @@ export type PoolUse = {
   held_back: number
 }
 
-let readPool: () => PoolUse | null = () => null
+let readPools: () => readonly OfCell<PoolUse>[] = () => []
 
-/** Sets the source of the pool gauges. */
-export function reportPool(read: () => PoolUse): void {
-  readPool = read
+/** Sets the source of the pool gauges, one for each cell. */
+export function reportPools(read: () => readonly OfCell<PoolUse>[]): void {
+  readPools = read
 }
 
 new Gauge({
   name: 'muster_database_connections',
   help: 'Database connections of this process by state: in_use, idle, and max, the maximum',
-  labelNames: ['state'],
+  labelNames: ['state', 'cell'],
   registers,
   collect() {
     this.reset()
-    const use = readPool()
-    if (!use) return
-    this.set({ state: 'in_use' }, use.in_use)
-    this.set({ state: 'idle' }, use.idle)
-    this.set({ state: 'max' }, use.most)
+    for (const { cell, in_use, idle, most } of readPools())
+      for (const [state, value] of Object.entries({ in_use, idle, max: most }))
+        this.set({ state, ...labelOf(cell) }, value)
   },
 })
 
 new Gauge({
   name: 'muster_database_waiting',
   help: 'Work of this process waiting for a connection, because none is free (pool) or its project uses its share (project)',
-  labelNames: ['reason'],
+  labelNames: ['reason', 'cell'],
   registers,
   collect() {
     this.reset()
-    const use = readPool()
-    if (!use) return
-    this.set({ reason: 'pool' }, use.waiting)
-    this.set({ reason: 'project' }, use.held_back)
+    for (const { cell, waiting, held_back } of readPools()) {
+      this.set({ reason: 'pool', ...labelOf(cell) }, waiting)
+      this.set({ reason: 'project', ...labelOf(cell) }, held_back)
+    }
   },
 })
 
 /** Slots of a queue in this process: total, held, and held by work with a valid lease. */
 export type Slots = { queue: string; total: number; held: number; working: number }
 
-const slotReaders = new Set<() => readonly Slots[]>()
+const slotReaders = new Set<() => readonly OfCell<Slots>[]>()
 
-/** Adds a source of the slot gauge. Returns a function that removes it. */
-export function reportSlots(read: () => readonly Slots[]): () => void {
-  slotReaders.add(read)
-  return () => slotReaders.delete(read)
+/** Adds a source of the slot gauge, of the cell of `services`. Returns a function that removes it. */
+export function reportSlots(services: { cell?: CellIdentity | null }, read: () => readonly Slots[]): () => void {
+  const ofCell = () => read().map(slots => ({ ...slots, ...labelOf(services.cell?.name) }))
+  slotReaders.add(ofCell)
+  return () => slotReaders.delete(ofCell)
 }
 
 new Gauge({
   name: 'muster_worker_slots',
   help: 'Slots of this process by queue and state: total, held, and working (held by work with a valid lease)',
-  labelNames: ['queue', 'state'],
+  labelNames: ['queue', 'state', 'cell'],
   registers,
   collect() {
     this.reset()
-    for (const { queue, ...states } of [...slotReaders].flatMap(read => read()))
-      for (const state of ['total', 'held', 'working'] as const) this.set({ queue, state }, states[state])
+    for (const { cell, queue, ...states } of [...slotReaders].flatMap(read => read()))
+      for (const state of ['total', 'held', 'working'] as const)
+        this.set({ queue, state, ...labelOf(cell) }, states[state])
   },
 })
 
@@ -233,26 +260,27 @@ new Gauge({
 new Gauge({
   name: 'muster_work_oldest_seconds',
   help: 'Age of the oldest work of a concern that waits for a worker, as a due message or as a row',
-  labelNames: ['concern'],
+  labelNames: ['concern', 'cell'],
   registers,
   async collect() {
     const [messages, rows] = await Promise.all([depths.rows(), ages.rows()])
     this.reset()
-    const oldest = new Map<string, number>()
-    const found = [...messages.map(({ concern, oldest_seconds: seconds }) => ({ concern, seconds })), ...rows]
-    for (const { concern, seconds } of found) oldest.set(concern, Math.max(oldest.get(concern) ?? 0, seconds))
-    for (const [concern, seconds] of oldest) this.set({ concern }, seconds)
+    const found = [...messages.map(({ oldest_seconds: seconds, ...row }) => ({ ...row, seconds })), ...rows]
+    for (const all of Map.groupBy(found, ({ cell, concern }) => `${cell} ${concern}`).values()) {
+      const [{ cell, concern }] = all
+      this.set({ concern, ...labelOf(cell) }, Math.max(0, ...all.map(({ seconds }) => seconds)))
+    }
   },
 })
 
 new Gauge({
   name: 'muster_retention_backlog_records',
   help: 'Expired records that the last retention sweeps left, by setting',
-  labelNames: ['setting'],
+  labelNames: ['setting', 'cell'],
   registers,
   async collect() {
     const rows = await backlogs.rows()
     this.reset()
-    for (const { setting, records } of rows) this.set({ setting }, records)
+    for (const { cell, setting, records } of rows) this.set({ setting, ...labelOf(cell) }, records)
   },
 })

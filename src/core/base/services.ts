@@ -15,4 +15,6 @@ export interface Services {
   log: Logger
   /** State of processSingleton. */
   state: ProcessState
+  /** The first cell, in the services of another one. */
+  home?: Services
 }

@@ -1,4 +1,4 @@
-import { derived, integer, optional, setting, settings, text, type Values } from '../base/setting.ts'
+import { derived, flag, integer, list, optional, setting, settings, text, type Values } from '../base/setting.ts'
 
 export const databaseSettings = settings(
   'database',
@@ -31,7 +31,13 @@ export const databaseSettings = settings(
       secret: true,
       documented: '',
     }),
-    DATABASE_POOL_MAX: setting(integer(2), '20', 'Maximum connections per process.'),
+    DATABASE_POOL_MAX: setting(integer(2), '20', 'Maximum connections per process, to each cell.'),
+    CELLS: setting(flag, 'false', 'Whether projects are in several databases, which `muster cells` lists.'),
+    WORKER_CELLS: setting(
+      list,
+      '',
+      'Cells that a worker serves, of which the first is `home`; empty for all, also those added later.',
+    ),
   },
   (config, problem) => {
     if (config.DATABASE_PORT === undefined) return

@@ -30,7 +30,7 @@ const GROUPS: readonly (readonly [group: string, guides: string])[] = [
   ['Tools and control', 'concepts-control tools guardrails approvals deciders shares'],
   ['Automation', 'concepts-automation orchestrations triggers workflows cases playbooks evaluations formations'],
   ['Integration', 'concepts-deliveries api client cli openai ai-sdk ag-ui a2a mcp oauth'],
-  ['Operation', 'operations telemetry drills console sign-in security quotas usage retention activity'],
+  ['Operation', 'operations scale telemetry drills console sign-in security quotas usage retention activity'],
   ['Development', 'architecture flows decisions database reviewing benchmarks'],
 ]
 

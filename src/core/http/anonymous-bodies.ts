@@ -1,5 +1,5 @@
 import { serviceNotReady } from '../base/errors.ts'
-import { processSingleton } from '../base/process-singleton.ts'
+import { sharedSingleton } from '../base/process-singleton.ts'
 import type { Services } from '../base/services.ts'
 
 /** Maximum share of the memory per sender, so that one sender cannot use all of it. */
@@ -32,7 +32,7 @@ class AnonymousBodies {
   }
 }
 
-const bodies = processSingleton(({ config }) => new AnonymousBodies(config.HTTP_ANONYMOUS_BODIES_BYTES))
+const bodies = sharedSingleton(({ config }) => new AnonymousBodies(config.HTTP_ANONYMOUS_BODIES_BYTES))
 
 /** Counts received bytes of a body. Throws SERVICE_NOT_READY. */
 export type CountBytes = (bytes: number) => void

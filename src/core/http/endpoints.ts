@@ -5,13 +5,14 @@ import type { Express, NextFunction, Request, Response } from 'express'
 import { etagOf } from '../api/etag.ts'
 import type { Operation } from '../api/operation.ts'
 import { AppError, errorBody, errorDocument, serviceNotReady } from '../base/errors.ts'
-import { collectProcess, registry, reportPool, reportWaitingRows, setQueueDepthSource } from '../base/metrics.ts'
+import { collectProcess, registry, reportPools, reportWaitingRows, setQueueDepthSource } from '../base/metrics.ts'
 import type { Services } from '../base/services.ts'
 import { poolUse } from '../db/pool.ts'
 import { isReferenceBuilt } from '../docs/scalar.ts'
 import type { DocsFile } from '../docs/site.ts'
 import { migrationNames } from '../queues/breaking-migrations.ts'
 import { sha256Of } from '../secrets/digest.ts'
+import { readsOfCells } from '../services/cell-facts.ts'
 import { waitingRowAges } from '../work/waiting-rows.ts'
 import { deployedSite, descriptionText } from './documents.ts'
 import { allHealthy, type Checks, readinessHandler } from './health.ts'
@@ -148,9 +149,13 @@ const equalsSecret = (left: string, right: string): boolean => timingSafeEqual(s
 function mountMetrics(app: Express, services: Services): void {
   const { config } = services
   collectProcess()
-  setQueueDepthSource(() => services.queues.stats())
-  reportWaitingRows(() => waitingRowAges(services.pool))
-  reportPool(() => poolUse(services.pool))
+  setQueueDepthSource(() => readsOfCells(services, ({ queues }) => queues.stats()))
+  reportWaitingRows(() => readsOfCells(services, ({ pool }) => waitingRowAges(pool)))
+  reportPools(() =>
+    (services.cells?.served() ?? [{ name: undefined, services }]).flatMap(({ name: cell, services: of }) =>
+      of ? { ...poolUse(of.pool), cell } : [],
+    ),
+  )
   app.get('/metrics', (req: Request, res: Response) => {
     const local = ['127.0.0.1', '::1', '::ffff:127.0.0.1'].includes(req.socket.remoteAddress ?? '')
     const permitted = config.METRICS_TOKEN

@@ -1,4 +1,5 @@
 import type { Response } from 'express'
+import { inCell } from '../base/current-cell.ts'
 import type { Services } from '../base/services.ts'
 import type { Caller } from '../iam/caller.ts'
 import { requireStorableParams } from '../invoke/resolve.ts'
@@ -47,7 +48,9 @@ export function mountHandler(
     }
     try {
       requireStorableParams(req.params)
-      await serve(services, exchange)
+      const placed = callers.servicesOf(req)
+      const { cell } = placed
+      await (cell ? inCell(cell.number, () => serve(placed, exchange)) : serve(placed, exchange))
     } catch (error) {
       responses.error(error, req, res, { route: path, caller })
     }

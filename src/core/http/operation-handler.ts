@@ -3,8 +3,9 @@ import type { Call, RequestFacts } from '../api/call.ts'
 import { deprecationDates } from '../api/deprecation.ts'
 import type { Operation } from '../api/operation.ts'
 import { withTenant } from '../db/tenant-context.ts'
-import { type Invocation, openInvocation } from '../invoke/invocation.ts'
+import type { Invocation } from '../invoke/invocation.ts'
 import { executeInvocation } from '../invoke/invoke.ts'
+import { openPlaced } from '../invoke/place.ts'
 import { countAnonymous } from './anonymous-bodies.ts'
 import { anonymousBodyError, jsonReader, UNKNOWN_BODY_BYTES } from './body.ts'
 import type { HttpParts } from './mount-handler.ts'
@@ -45,7 +46,7 @@ export class OperationHandler {
       const request = requestFacts(services, req, res)
       const identify = await this.#readBody(req, res, request)
       if (this.#deprecationDate) this.#announce(this.#deprecationDate(req), res)
-      invocation = openInvocation(services, operation, requestCall(req, request, identify))
+      invocation = await openPlaced(services, operation, requestCall(req, request, identify))
       const result = await executeInvocation(invocation)
       if (result.stream && req.method !== 'HEAD') {
         // Reads of a stream count as work of its project, and may wait without a limit.

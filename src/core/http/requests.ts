@@ -5,11 +5,13 @@ import type { Call, RequestFacts } from '../api/call.ts'
 import type { Operation } from '../api/operation.ts'
 import { RequestCount } from '../api/request-count.ts'
 import { timeIn } from '../base/clock.ts'
+import { cellOfId, cellOfToken } from '../base/ids.ts'
 import type { Services } from '../base/services.ts'
 import type { Span, SpanStart } from '../base/telemetry.ts'
 import { ATTRIBUTE, MUSTER } from '../base/telemetry-names.ts'
 import type { Caller } from '../iam/caller.ts'
-import { authentication, type Proof } from '../invoke/hooks.ts'
+import { authentication, type PresentedCredential, type Proof } from '../invoke/hooks.ts'
+import { toRefusal } from '../invoke/refusal-mapping.ts'
 import { CLIENT_GONE } from './body.ts'
 
 /** A request with the fields set by the first middleware. */
@@ -110,13 +112,19 @@ export class CallerResolver {
     this.#services = services
   }
 
-  /** Returns the caller of the Authorization header; null without a valid credential. */
-  resolve(req: Request): Promise<Caller | null> {
-    const authenticate = authentication.only()
+  /** Returns the services of the cell of a request outside the operations: by its credential or its path, the first otherwise. */
+  servicesOf(req: Request): Services {
+    const { cells } = this.#services
+    if (!cells) return this.#services
+    const ids = Object.values(req.params).flat().map(cellOfId)
+    return cells.numbered(cellOfToken(this.#bearer(req) ?? '') || (ids.find(Boolean) ?? 0))
+  }
+
+  /** Returns the caller of the Authorization header; null without a valid credential. Raises CELL_UNAVAILABLE. */
+  async resolve(req: Request): Promise<Caller | null> {
     const bound = DPOP.exec(req.headers.authorization ?? '')?.[1]
     const token = bound ?? this.#bearer(req)
-    if (token === null || !authenticate) return Promise.resolve(null)
-    return authenticate(this.#services, token, {
+    return this.#authenticate(token, {
       ip: req.ip ?? null,
       origin: req.headers.origin,
       ...(bound !== undefined && { proof: proofOf(req) }),
@@ -125,15 +133,26 @@ export class CallerResolver {
 
   /** Returns a resolver by a ticket, which is consumed once and then stands for its credential. */
   byTicket({ ticket: consume, param }: Operation, req: Request, ticket: string): () => Promise<Caller | null> {
-    const services = this.#services
+    const itemId = String(req.params[param as string])
     let token: Promise<string | null> | undefined
     return async () => {
-      token ??= consume?.(services, ticket, String(req.params[param as string])) ?? Promise.resolve(null)
-      const bearer = await token
-      const authenticate = authentication.only()
-      return bearer !== null && authenticate
-        ? authenticate(services, bearer, { ip: req.ip ?? null, origin: req.headers.origin, byTicket: true })
-        : null
+      token ??= consume?.(this.#cellOf(cellOfId(itemId)), ticket, itemId) ?? Promise.resolve(null)
+      return this.#authenticate(await token, { ip: req.ip ?? null, origin: req.headers.origin, byTicket: true })
+    }
+  }
+
+  #cellOf(number: number): Services {
+    return this.#services.cells?.numbered(number) ?? this.#services
+  }
+
+  async #authenticate(token: string | null, presented: PresentedCredential): Promise<Caller | null> {
+    const authenticate = authentication.only()
+    if (token === null || !authenticate) return null
+    const services = this.#cellOf(cellOfToken(token))
+    try {
+      return await authenticate(services, token, presented)
+    } catch (error) {
+      throw toRefusal(error, services) ?? error
     }
   }
 }

@@ -7,10 +7,13 @@ import type { Services } from '../base/services.ts'
 import type { Queryable } from '../db/sql.ts'
 import type { TenantContext } from '../db/tenant-context.ts'
 import type { Caller } from '../iam/caller.ts'
+import type { Cells } from '../services/cells.ts'
 
 /** The state of a call in the pipeline; each step sets fields for later steps and for the audit entry. */
 export type Invocation = {
   readonly services: Services
+  /** The cells in all of which a list is read; null for a call in one. */
+  readonly everywhere: Cells | null
   readonly operation: Operation
   readonly call: Call
   /** Queryable for reads before the operation runs: the caller's transaction, or the pool. */
@@ -54,6 +57,7 @@ export const MAX_REQUEST_WAIT_MS = 10_000
 export function openInvocation(services: Services, operation: Operation, call: Call): Invocation {
   return {
     services,
+    everywhere: null,
     operation,
     call,
     db: call.tx ?? services.pool,

@@ -3,6 +3,7 @@ import type { Call, CallSurface } from '../api/call.ts'
 import { endUserError } from '../api/end-user.ts'
 import type { Kind, KindRow } from '../api/kind.ts'
 import type { Operation, OperationResult, StreamedBody } from '../api/operation.ts'
+import { inCell } from '../base/current-cell.ts'
 import { AppError } from '../base/errors.ts'
 import type { Services } from '../base/services.ts'
 import { type Attributes, currentSpan } from '../base/telemetry.ts'
@@ -12,12 +13,15 @@ import { isForeignKeyViolation, isProjectDeleted } from '../db/sql.ts'
 import { withTenant } from '../db/tenant-context.ts'
 import { withTriggerChain } from '../db/trigger-chain.ts'
 import { insufficientScope } from '../iam/challenges.ts'
+import { isCopied, untilCopied } from '../services/copies.ts'
 import { auditRefusal, recordDecision } from './audit-trail.ts'
 import { authorize, refuseIfNeverAllowed } from './authorize.ts'
 import { countEndUserCall, endUserResult, releaseStream, takeStream } from './end-user.ts'
+import { executeEverywhere } from './everywhere.ts'
 import { claimKey, replayResponse, responseForDeleted, storeRefusal } from './idempotent-replay.ts'
 import { operationContext, requireObject } from './input.ts'
 import { type Invocation, openInvocation } from './invocation.ts'
+import { openPlaced } from './place.ts'
 import { toRefusal } from './refusal-mapping.ts'
 import {
   authenticateCaller,
@@ -33,12 +37,26 @@ import { isResourceDeleted, run } from './run.ts'
  * idempotency, operation, audit entry.
  * @throws AppError only; an unexpected error is INTERNAL_ERROR with its cause
  */
-export const invoke = (services: Services, operation: Operation, call: Call): Promise<OperationResult> =>
-  executeInvocation(openInvocation(services, operation, call))
+export const invoke = async (services: Services, operation: Operation, call: Call): Promise<OperationResult> =>
+  executeInvocation(await openPlaced(services, operation, call))
 
 /** Executes a call whose invocation the surface also reads. */
-export const executeInvocation = (inv: Invocation): Promise<OperationResult> =>
-  withTriggerChain(inv.call.chain, () => withTenant(inv.tenancy, () => runGuarded(inv)))
+export function executeInvocation(inv: Invocation): Promise<OperationResult> {
+  if (inv.everywhere) return executeEverywhere(inv, inv.everywhere, executeInvocation)
+  const execute = () => withTriggerChain(inv.call.chain, () => withTenant(inv.tenancy, () => runGuarded(inv)))
+  const { cell } = inv.services
+  return cell ? inCell(cell.number, async () => afterCopies(inv, await execute())) : execute()
+}
+
+/** Delays the response to a change of rows that are copied to the cells until they have it; after a second, a header says so. */
+async function afterCopies({ operation, call, services }: Invocation, response: OperationResult) {
+  const { kind, method, reads, gate, tag } = operation
+  const isChange = method !== 'get' && !reads && !call.tx && services.cell?.number === 0
+  // A sign-in may create its user.
+  const isOfHome = kind ? kind.global || isCopied(kind.table) : gate === 'public' && tag === 'Users'
+  if (!services.cells || !isChange || !isOfHome || (await untilCopied(services.cells))) return response
+  return { ...response, headers: { ...response.headers, [`${services.config.HEADER_PREFIX}Replication`]: 'behind' } }
+}
 
 async function runGuarded(inv: Invocation): Promise<OperationResult> {
   let response: OperationResult | undefined
@@ -203,7 +221,7 @@ async function hasValidPass({ operation, call, services }: Invocation): Promise<
  * is the same as after the delete.
  */
 async function refusalOf(inv: Invocation, error: unknown): Promise<AppError> {
-  const refusal = toRefusal(error)
+  const refusal = toRefusal(error, inv.services)
   if (refusal) return refusal
   if (isProjectDeleted(error)) return new AppError('RESOURCE_NOT_FOUND', { meta: { id: inv.audit.project_id } })
   if (isForeignKeyViolation(error) && (await isResourceDeleted(inv).catch(() => false)))

@@ -1,6 +1,6 @@
 import { hash } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
-import { processSingleton } from '../base/process-singleton.ts'
+import { sharedSingleton } from '../base/process-singleton.ts'
 import { type ThreadOutcome, type ThreadPool, threadTask, type WaitOptions } from '../threads/pool.ts'
 import { threads } from '../threads/threads.ts'
 import {
@@ -145,4 +145,4 @@ function refusalMessage(error: unknown): string {
 }
 
 /** Schema checks of a process. */
-export const schemaChecks = processSingleton(services => new SchemaChecks(threads(services)))
+export const schemaChecks = sharedSingleton(services => new SchemaChecks(threads(services)))

@@ -1,5 +1,6 @@
 import { sealedResponses } from '../api/idempotency.ts'
 import { coreErrors } from '../base/errors.ts'
+import { sealedCellUrls } from '../services/cells.ts'
 import { sweepHandler } from '../work/sweeps.ts'
 import { auditEvents } from '../writes/writer.ts'
 import { module } from './module.ts'
@@ -9,5 +10,5 @@ export default module('core', {
   errors: coreErrors,
   eventSources: [auditEvents],
   handlers: [sweepHandler],
-  sealedColumns: [sealedResponses],
+  sealedColumns: [sealedResponses, sealedCellUrls],
 })

@@ -147,6 +147,8 @@ export class ResourceOperations<Row extends KindRow, Event extends string> {
       /** Fields of an entry that are not in the record. */
       also?: EntryFields[]
       pageSize?: Operation['pageSize']
+      /** The order by fields of the entries, if `order` is given; null for a list of one cell. */
+      across?: Operation['across']
       where?: (context: Context<any>) => Conditions | Promise<Conditions>
       visible?: (context: Context<any>) => Fragment
       order?: (context: Context<any>) => Fragment | undefined

@@ -7,6 +7,7 @@ import {
   type KeyObject,
   timingSafeEqual,
 } from 'node:crypto'
+import type { Config } from '../base/config.ts'
 import { uniqueBytes } from '../base/random-block.ts'
 
 declare module '../base/services.ts' {
@@ -56,6 +57,15 @@ const VERSION = 'v1'
 const IV_BYTES = 12
 const TAG_BYTES = 16
 const HMAC_BYTES = 32
+
+/** Creates the secret box of a process. */
+export const secretBoxOf = (
+  config: Pick<Config, 'SECRETS_ENCRYPTION_KEY' | 'SECRETS_ENCRYPTION_KEY_PREVIOUS'>,
+): SecretBox =>
+  createSecretBox({
+    key: config.SECRETS_ENCRYPTION_KEY[0] ?? DEVELOPMENT_KEY,
+    previous: config.SECRETS_ENCRYPTION_KEY_PREVIOUS,
+  })
 
 /**
  * Creates a secret box.

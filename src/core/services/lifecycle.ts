@@ -1,5 +1,6 @@
 import { type Clock, systemClock } from '../base/clock.ts'
 import type { Config } from '../base/config.ts'
+import type { CellIdentity } from '../base/current-cell.ts'
 import type { Logger } from '../base/log.ts'
 import type { ProcessState, Services } from '../base/services.ts'
 import { isTracing } from '../base/telemetry.ts'
@@ -13,7 +14,7 @@ import { createEgress } from '../net/egress.ts'
 import { openResolver } from '../net/resolver.ts'
 import { requireRelease, stopWhenOutdated } from '../queues/breaking-migrations.ts'
 import { openQueues } from '../queues/queue.ts'
-import { createSecretBox, DEVELOPMENT_KEY } from '../secrets/secretbox.ts'
+import { secretBoxOf } from '../secrets/secretbox.ts'
 import { createWriter } from '../writes/writer.ts'
 
 export type OpenServices = Services & { close(): Promise<void> }
@@ -31,14 +32,13 @@ export async function openServices(
     clock?: Clock
     strict?: boolean
     onRoundTrip?: (text: string) => void
+    /** For a cell besides the first: its identity, and the services of the first. */
+    of?: { cell: CellIdentity; home: Services }
   },
 ): Promise<OpenServices> {
   const { log } = options
   const applicationName = `muster ${options.role} ${config.INSTANCE_ID}`.slice(0, 63)
-  const secrets = createSecretBox({
-    key: config.SECRETS_ENCRYPTION_KEY[0] ?? DEVELOPMENT_KEY,
-    previous: config.SECRETS_ENCRYPTION_KEY_PREVIOUS,
-  })
+  const secrets = secretBoxOf(config)
   if (config.SECRETS_ENCRYPTION_KEY.length === 0)
     log.warn('SECRETS_ENCRYPTION_KEY is not set: the fixed development key is in use')
   const egress = createEgress({
@@ -95,8 +95,10 @@ export async function openServices(
     onError: error => log.error({ err: error }, 'after-commit action failed'),
   })
   const state: ProcessState = new Map()
-  let closing: Promise<void> | undefined
   return {
+    cell: options.of?.cell ?? null,
+    cells: null,
+    home: options.of?.home,
     config,
     clock: options.clock ?? systemClock,
     log,
@@ -108,18 +110,21 @@ export async function openServices(
     egress,
     state,
     ...writer,
-    close: () => {
-      closing ??= (async () => {
-        for (const { close } of [...state.values()].reverse()) await close?.()
-        watchdog.close()
-        abandoned.close()
-        await notifications.close()
-        await queues.close()
-        await notifier.close()
-        await egress.close()
-        await pool.end()
-      })()
-      return closing
-    },
+    close: closeOnce(async () => {
+      for (const { close } of [...state.values()].reverse()) await close?.()
+      watchdog.close()
+      abandoned.close()
+      for (const part of [notifications, queues, notifier, egress]) await part.close()
+      await pool.end()
+    }),
+  }
+}
+
+/** Returns a function that closes once; later calls wait for the same end. */
+function closeOnce(close: () => Promise<void>): () => Promise<void> {
+  let closing: Promise<void> | undefined
+  return () => {
+    closing ??= close()
+    return closing
   }
 }

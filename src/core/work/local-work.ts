@@ -46,7 +46,7 @@ export class LocalWork {
     this.#services = services
     this.#slots = new ProjectSlots({ slots, share: fairShare(slots, projectShare) })
     this.#isAlive = isAlive
-    this.#stopReport = reportSlots(() => {
+    this.#stopReport = reportSlots(services, () => {
       const { total, used } = this.#slots
       return [{ queue: 'web', total, held: used, working: used }]
     })

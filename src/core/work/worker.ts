@@ -34,7 +34,7 @@ export type Workers = {
  * suspect at its limit of lost workers runs alone (quarantine.ts), `workers` returns the number of live workers.
  */
 export async function startWorkers(options: {
-  services: Pick<Services, 'queues' | 'log' | 'config'>
+  services: Pick<Services, 'queues' | 'log' | 'config'> & Partial<Pick<Services, 'cell'>>
   handlers: readonly Handler[]
   schedules?: readonly Schedule[]
   background?: readonly BackgroundTask[]
@@ -71,7 +71,7 @@ export async function startWorkers(options: {
     )
   }
 
-  const stopReport = reportSlots(() => [...consumers.values()].map(consumer => consumer.slots))
+  const stopReport = reportSlots(services, () => [...consumers.values()].map(consumer => consumer.slots))
   const { strictMs, workers } = options
   const quarantine = new Quarantine(services, { stopping: stopping.signal, strictMs, workers })
   quarantine.add(messageSuspects(services, consumers))

@@ -162,6 +162,13 @@ export const approvalOperations: Operation[] = [
       min_count: integerQuery(1, MAX_INTEGER).optional().describe('Minimum size of a group. Default 2.'),
     }),
     answers: { 200: pageOf(Recurrence) },
+    across: {
+      order: [
+        ['count', 'desc'],
+        [({ chain }: z.output<typeof Recurrence>) => chain.at(-1)?.created_at, 'desc'],
+        ['dedup_key', 'asc'],
+      ],
+    },
     run: ({ db, page, visible, query: { status = ['rejected' as const], min_count = 2 } }) =>
       listRecurrences({ db, page, visible }, { status, min_count }),
   }),

@@ -7,6 +7,12 @@ export const shareErrors = {
     message: 'Shares with all projects are disabled in this deployment',
     hint: 'Set a project as grantee, or have the operator set SHARES_ALLOW_PUBLIC.',
   },
+  SHARE_ACROSS_CELLS: {
+    status: 409,
+    description: 'Publisher and grantee are in different cells of the deployment',
+    message: 'Publisher and grantee of a share must be in the same cell',
+    hint: 'Create the tool or agent in a project of the cell of the grantee.',
+  },
   SHARE_CAP_EXCEEDED: {
     status: 429,
     description: 'Share cap spent',

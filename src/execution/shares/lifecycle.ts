@@ -1,7 +1,9 @@
 import { isIdOf, type Kind, type KindRow, kinds, srn } from '#core/api/kind.ts'
 import type { Context } from '#core/api/operation.ts'
 import { systemClock } from '#core/base/clock.ts'
+import { currentCell } from '#core/base/current-cell.ts'
 import { raise, raiseInvalid, raiseInvalidValue } from '#core/base/errors.ts'
+import { cellOfId } from '#core/base/ids.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { notifyConsumers } from '../grants/share-activity.ts'
 import { ALL_PROJECTS, RESOURCE_KINDS, type ResourceKind, SHAREABLE } from '../grants/terms.ts'
@@ -21,7 +23,7 @@ type CreateContext = Pick<Context<unknown, ShareInput>, 'tx' | 'body' | 'service
 /**
  * Validates a new share and locks its resource until the transaction ends. Sharing requires permission to call the
  * resource.
- * @throws VALIDATION_FAILED, TOOL_NOT_FOUND, AGENT_NOT_FOUND, PUBLIC_SHARES_DISABLED, FORBIDDEN
+ * @throws VALIDATION_FAILED, TOOL_NOT_FOUND, AGENT_NOT_FOUND, PUBLIC_SHARES_DISABLED, SHARE_ACROSS_CELLS, FORBIDDEN
  */
 export async function checkShare({ tx, body, project, services, allow }: CreateContext) {
   const { resource_kind, resource_id } = parseResource(body.resource, project)
@@ -61,6 +63,8 @@ async function checkGrantee({ tx, body: { grantee }, project, services }: Create
   }
   if (grantee === project) raiseInvalidValue('grantee', 'must be another project')
   const projects: Kind<KindRow> = kinds.get('project')
+  if (services.cells && isIdOf(projects, grantee) && services.cells.ofProject(grantee) !== services)
+    raise('SHARE_ACROSS_CELLS')
   if (!isIdOf(projects, grantee) || !(await projects.find(tx, grantee)))
     raiseInvalidValue('grantee', 'is not a project')
 }
@@ -95,6 +99,15 @@ export function granteeOf({ grant }: Pick<Context, 'grant'>): string {
     path: 'project_id',
     message: 'must be a grantee project of the share; optional for credentials that are bound to one',
   })
+}
+
+/**
+ * Refuses a share that another cell has made, which the cell of the grantee does not have.
+ * @throws SHARE_ACROSS_CELLS
+ */
+export function requireSameCell(shareId: string): void {
+  const cell = currentCell()
+  if (cell !== undefined && cellOfId(shareId) !== cell) raise('SHARE_ACROSS_CELLS')
 }
 
 /**

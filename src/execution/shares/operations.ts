@@ -16,6 +16,7 @@ import {
   deleteShareAcceptance,
   granteeOf,
   isShareEnded,
+  requireSameCell,
   revokeShare,
   revokeShareAcceptance,
   suspendOrResume,
@@ -146,7 +147,7 @@ export const shareOperations: Operation[] = [
     alsoActions: ['tools:CallTool', 'agents:CreateAgentGeneration'],
     ...forPeopleOnly,
     body: ShareInput,
-    raises: ['TOOL_NOT_FOUND', 'AGENT_NOT_FOUND', 'PUBLIC_SHARES_DISABLED'],
+    raises: ['TOOL_NOT_FOUND', 'AGENT_NOT_FOUND', 'PUBLIC_SHARES_DISABLED', 'SHARE_ACROSS_CELLS'],
     async make(context) {
       const { tx, body, project } = context
       const { grantee, cap = null, expires_at = null } = body
@@ -198,7 +199,8 @@ export const shareOperations: Operation[] = [
     body: ActingInput,
     bodyOptional: true,
     answers: { 200: ShareAcceptance },
-    raises: ['SHARE_REVOKED'],
+    raises: ['SHARE_ACROSS_CELLS', 'SHARE_REVOKED'],
+    admit: (_caller, { share_id }) => requireSameCell(share_id),
     run: acceptShare,
   }),
   shares.action('suspend', {

@@ -231,6 +231,18 @@ export const recordGrantUse = (db: Queryable, ids: string[], now: Date) =>
     where id = any(${sql.array(ids, 'text')})
       and (last_used_at is null or last_used_at <= ${now.toISOString()}::timestamptz - interval '1 minute')`)
 
+const projectIdRow = sql.type(z.object({ project_id: z.string() }))
+
+/** Returns the projects of grants that are not in this database. Index oauth_grants_project. */
+export const listAbsentProjects = (db: Queryable): Promise<readonly string[]> =>
+  db.anyFirst(projectIdRow`
+    select distinct g.project_id from oauth_grants g
+    where g.project_id is not null and not exists (select from projects p where p.id = g.project_id)`)
+
+/** Deletes the grants of a project and returns their number. Index oauth_grants_project. */
+export const deleteGrantsOfProject = async (db: Queryable, projectId: string): Promise<number> =>
+  (await db.query(voidStatement`delete from oauth_grants where project_id = ${projectId}`)).rowCount
+
 const clientRow = sql.type(
   z.object({ metadata: z.record(z.string(), z.unknown()), secret_hash: z.string().nullable() }),
 )

@@ -1,10 +1,12 @@
+import { BY_NEWEST_ID } from '#core/api/across.ts'
 import { columnFilter, equalsFilter } from '#core/api/filters.ts'
 import { srn } from '#core/api/kind.ts'
 import { parseTime } from '#core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '#core/api/operation.ts'
 import { newId } from '#core/base/ids.ts'
-import { sql } from '#core/db/sql.ts'
+import { allOf, sql } from '#core/db/sql.ts'
 import { resource } from '#core/resources/resource.ts'
+import { ownRows } from '#core/services/copies.ts'
 import { principalsChanged } from '../principals/principals.ts'
 import { mayChangeKey, mayCreateKey, mayDeleteKey, mayReadKey, mayRotateKey, visibleKeys } from './access.ts'
 import { isoTime, KeyInput, KeyPatch, KeyUsage, ProjectKeyWithSecret, projectKeyKind, RotateInput } from './model.ts'
@@ -78,7 +80,7 @@ const routes: Operation[] = [
     summary: 'List keys',
     description: 'Returns the keys of the caller, or all keys for an admin. Key strings are never included.',
     gate,
-    visible: ({ caller }) => visibleKeys(caller),
+    visible: ({ caller, services }) => allOf([visibleKeys(caller), ownRows(services)]),
     filters: {
       project_id: equalsFilter('project_id'),
       user_id: equalsFilter('user_id'),
@@ -90,6 +92,7 @@ const routes: Operation[] = [
     },
     // IDs are ordered by creation time, so the primary key gives the order.
     order: () => sql.fragment`t.id desc`,
+    across: { order: BY_NEWEST_ID },
   }),
   keys.get({
     summary: 'Get a key',

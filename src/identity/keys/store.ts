@@ -1,4 +1,5 @@
 import { randomBytes } from 'node:crypto'
+import { withCell } from '#core/base/ids.ts'
 import { idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { sha256Of } from '#core/secrets/digest.ts'
 import { type KeyFields, type KeyRow, KeyUsage, projectKeyKind } from './model.ts'
@@ -14,7 +15,7 @@ export function generateKey(): { key: string; hash: Buffer; prefix: string } {
     digits = ALPHABET[Number(rest % 62n)] + digits
     rest /= 62n
   }
-  const key = `sk_${digits}`
+  const key = `sk_${withCell(digits)}`
   return { key, hash: sha256Of(key), prefix: key.slice(0, 11) }
 }
 

@@ -65,7 +65,10 @@ export async function validateKeyFields(
   stored?: KeyRow,
 ): Promise<KeyFields> {
   await requireAll(tx, policyKind, null, fields.policy_ids ?? [])
-  const { project_id } = fields
+  const { project_id = stored?.project_id ?? null } = fields
+  // Keys for all projects are at home, which copies them to the cells.
+  if (project_id === null && services.cell?.number)
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'project_id', message: 'must be a project of the cell of the key' })
   if (project_id && project_id !== stored?.project_id) {
     if (!canSeeProject(caller, project_id)) raise('FORBIDDEN', { meta: { action } })
     if (!isIdOf(projectKind, project_id) || !(await lockProject(tx, project_id))) {

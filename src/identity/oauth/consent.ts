@@ -9,6 +9,7 @@ import type { Services } from '#core/base/services.ts'
 import { idStatement, type Queryable, sql } from '#core/db/sql.ts'
 import type { Caller } from '#core/iam/caller.ts'
 import { sha256Of } from '#core/secrets/digest.ts'
+import { readEverywhere } from '#core/services/copies.ts'
 import { CONSOLE } from '../grants/built-in-clients.ts'
 import {
   ACT_AS_USER,
@@ -87,15 +88,26 @@ const ConsentResult = z
 
 const projectRow = sql.type(z.object({ id: z.string(), name: z.string() }))
 
-/** Returns the projects visible to a user, by name. */
-async function visibleProjects(db: Queryable, caller: Caller): Promise<{ id: string; name: string }[]> {
+/** Returns the projects visible to a user, by name; without projects of cells that do not answer. */
+async function visibleProjects(
+  services: Services,
+  db: Queryable,
+  caller: Caller,
+): Promise<{ id: string; name: string }[]> {
   const named = namedProjects(caller)
   const where = named ? sql.fragment`id = any(${sql.array(named, 'text')})` : sql.fragment`true`
-  const found = await db.any(
-    projectRow`select id, name from projects where ${where} order by name, id limit ${MAX_PROJECTS}`,
+  const parts = await readEverywhere(
+    services,
+    db,
+    db => db.any(projectRow`select id, name from projects where ${where} order by name, id limit ${MAX_PROJECTS}`),
+    { partial: true },
   )
+  const found = parts.length > 1 ? parts.flat().sort(byName).slice(0, MAX_PROJECTS) : parts[0]
   return found.filter(({ id }) => canSeeProject(caller, id))
 }
+
+const byName = (left: { id: string; name: string }, right: { id: string; name: string }): number =>
+  left.name.localeCompare(right.name) || (left.id < right.id ? -1 : 1)
 
 /** Returns the projects that a user's policies name; null if a policy applies to all projects. */
 function namedProjects({ layers }: Caller): string[] | null {
@@ -124,7 +136,7 @@ async function resolveConsent(
   }
   const missing = Object.entries({ project_id, selection }).filter(([, value]) => value === undefined)
   if (missing.length > 0) raiseInvalid(missing.map(([path]) => ({ code: 'REQUIRED', path, message: 'is required' })))
-  await requireProject(db, caller, project_id as string)
+  await requireProject(services, db, caller, project_id as string)
   return {
     project_id: project_id as string,
     scopes: [MCP_ACCESS, ...requireActionScopes(services, selection as ScopeSelection)],
@@ -150,11 +162,13 @@ export function requireActionScopes(services: Pick<Services, 'state'>, selection
   return scopes
 }
 
-async function requireProject(db: Queryable, caller: Caller, id: string): Promise<void> {
+async function requireProject(services: Services, db: Queryable, caller: Caller, id: string): Promise<void> {
   if (!canSeeProject(caller, id)) raise('FORBIDDEN', { meta: { action: 'oauth:GrantConsent' } })
+  const cell = services.cells?.ofProject(id)
+  const reader = cell && cell !== services.cells?.home ? cell.pool : db
   const exists =
     isIdOf(kinds.get('project'), id) &&
-    (await db.exists(idStatement`select id from projects where id = ${id} for key share`))
+    (await reader.exists(idStatement`select id from projects where id = ${id} for key share`))
   if (!exists) raise('RESOURCE_NOT_FOUND', { meta: { id } })
 }
 
@@ -244,7 +258,7 @@ export const consentOperations: Operation[] = [
       const found =
         query.request_id === undefined ? null : await loadRequest(services, query.request_id, request.headers)
       return {
-        projects: await visibleProjects(db, caller),
+        projects: await visibleProjects(services, db, caller),
         modules: consentCatalogue(services).modules,
         request: found && presentRequest(services, found),
       }

@@ -5,6 +5,7 @@ import { sweepOauthRows } from '../grants/store.ts'
 import { checkDraft } from './draft.ts'
 import { clientKind, grantKind, sealedOauthValues } from './model.ts'
 import { oauthOperations } from './operations.ts'
+import { sweepGrantsOfCells } from './project-grants.ts'
 
 export default module('oauth', {
   kinds: [grantKind, clientKind],
@@ -19,6 +20,7 @@ export default module('oauth', {
       when: '37 * * * *',
       run: async (services, stopping) =>
         (await deleteInBatches(limit => sweepOauthRows(services.pool, limit), stopping)) +
+        (await sweepGrantsOfCells(services)) +
         (await sweepLogins(services, stopping)),
     },
   ],

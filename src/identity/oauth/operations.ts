@@ -70,6 +70,8 @@ export const oauthOperations: Operation[] = [
     },
     // IDs are ordered by creation time; oauth_grants_user provides the order for one user.
     order: () => sql.fragment`t.id desc`,
+    // Grants are kept with their users.
+    across: null,
   }),
   itemOperation(grantKind, {
     ...grantOptions,

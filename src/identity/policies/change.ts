@@ -2,6 +2,7 @@ import { isDeepStrictEqual } from 'node:util'
 import { changesBetween } from '#core/api/compare.ts'
 import { kinds } from '#core/api/kind.ts'
 import { countsText, raise } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import { noVersion } from '#core/resources/version.ts'
 import type { Tx } from '#core/writes/writer.ts'
@@ -63,18 +64,18 @@ export async function comparePolicyVersions(db: Queryable, id: string, from: num
 
 /**
  * Refuses to delete a policy that is managed or attached: a key without its boundary would have more permissions.
- * @throws FORBIDDEN, POLICY_HAS_DEPENDENTS
+ * @throws FORBIDDEN, POLICY_HAS_DEPENDENTS, CELL_UNAVAILABLE
  */
-export async function requireUnattached(tx: Tx, policy: PolicyRow): Promise<void> {
+export async function requireUnattached(services: Services, tx: Tx, policy: PolicyRow): Promise<void> {
   refuseManaged(policy, 'policies:DeletePolicy')
-  const holders = await listPolicyHolders(tx, policy.id)
+  const holders = await listPolicyHolders(services, tx, policy.id)
   if (holders.length === 0) return
   const counts: Record<string, number> = { users: 0, project_keys: 0, triggers: 0, webhooks: 0 }
   const sample_ids: Record<string, string[]> = {}
   for (const { type, count, ids } of holders) {
     const plural = kinds.find(type)?.plural ?? type
-    counts[plural] = count
-    sample_ids[plural] = ids
+    counts[plural] = (counts[plural] ?? 0) + count
+    sample_ids[plural] = [...(sample_ids[plural] ?? []), ...ids].sort().reverse().slice(0, 5)
   }
   raise('POLICY_HAS_DEPENDENTS', {
     message: `Policy ${policy.id} is still attached (${countsText(counts)})`,

@@ -11,5 +11,6 @@ export default module('policies', {
   kinds: [policyKind],
   resourceTypes: [resourceType(policyKind)],
   operations: [...policyOperations, ...permissionOperations],
-  start: async (services, role) => (role === 'web' ? syncManagedPolicies(services) : undefined),
+  start: async (services, role) =>
+    role === 'web' && !services.cell?.number ? syncManagedPolicies(services) : undefined,
 })

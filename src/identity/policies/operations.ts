@@ -179,7 +179,7 @@ export const policyOperations: Operation[] = [
     paged: true,
     timed: false,
     answers: { 200: pageOf(PolicyAttachment) },
-    run: ({ resource, db, page }) => listAttachments(db, page, resource.id),
+    run: ({ resource, services, db, page }) => listAttachments(services, db, page, resource.id),
   }),
   operation({
     id: 'simulatePolicies',
@@ -203,7 +203,7 @@ export const policyOperations: Operation[] = [
     description: 'Fails if the policy is attached; the error lists its attachments.',
     gate: 'admin',
     raises: ['POLICY_HAS_DEPENDENTS'],
-    check: (row, { tx }) => requireUnattached(tx, row),
+    check: (row, { services, tx }) => requireUnattached(services, tx, row),
   }),
   itemOperation(userKind, {
     id: 'listUserPolicies',

@@ -4,6 +4,7 @@ import { policyCatalogue } from '#core/api/catalogue.ts'
 import { kinds } from '#core/api/kind.ts'
 import { operations } from '#core/api/operation.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
+import { cellOfId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import { type Caller, principalFacts } from '#core/iam/caller.ts'
 import { decide, type Layer } from '#core/iam/decide.ts'
@@ -107,6 +108,10 @@ function withDocument(
   }
 }
 
+/** Returns the services of the cell of a key. Users are in every cell. */
+const cellOfSubject = (services: Services, { key_id }: { key_id?: string }): Services =>
+  key_id === undefined ? services : (services.cells?.numbered(cellOfId(key_id)) ?? services)
+
 /**
  * Simulates a request of a user (with a user token) or a key, and returns the deciding statement of each layer. Users
  * may simulate themselves and their keys.
@@ -118,7 +123,7 @@ export async function simulatePolicies(
   input: z.output<typeof SimulationInput>,
 ): Promise<z.infer<typeof Simulation>> {
   const admin = passesAdminGate(caller, 'policies:GetPolicy', null)
-  const subject = await resolveSubject(services, input)
+  const subject = await resolveSubject(cellOfSubject(services, input), input)
   const isOwn = caller.credential.type === 'user' && subject?.caller.user.id === caller.user.id
   if (!admin && !isOwn) raise('FORBIDDEN', { meta: { action: 'policies:GetPolicy' } })
   if (!subject) return raise('RESOURCE_NOT_FOUND', { meta: { id: input.user_id ?? input.key_id } })

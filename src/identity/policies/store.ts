@@ -1,8 +1,10 @@
 import { z } from 'zod'
 import { referencesTo } from '#core/api/dependents.ts'
-import { pageResult } from '#core/api/lists.ts'
+import { mergedPage, type PageBody, pageResult, partOfPage } from '#core/api/lists.ts'
 import type { Page } from '#core/api/operation.ts'
+import type { Services } from '#core/base/services.ts'
 import { idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { readEverywhere } from '#core/services/copies.ts'
 import { type PolicyRow, PolicyVersion, policyKind } from './model.ts'
 
 type PolicyFields = Pick<PolicyRow, 'name' | 'description' | 'document'>
@@ -73,36 +75,48 @@ export const findPolicies = (db: Queryable, ids: readonly string[]): Promise<rea
 
 type Attachment = { type: string; id: string }
 
-const attachments = (policyIdRow: string) => {
+/** Users, and keys without a project, are counted at home. */
+const attachments = (policyIdRow: string, isHome: boolean) => {
   const references = referencesTo(policyKind, policyIdRow)
   return sql.fragment`(
-    select 'user' as type, user_id as id from user_policies where policy_id = ${policyIdRow}
-    union all select 'project_key', key_id from project_key_policies where policy_id = ${policyIdRow}
+    select 'user' as type, user_id as id from user_policies where policy_id = ${policyIdRow} and ${isHome}
+    union all select 'project_key', key_id from project_key_policies a where policy_id = ${policyIdRow}
+      and (${isHome} or exists (select from project_keys k where k.id = a.key_id and k.project_id is not null))
     ${references ? sql.fragment`union all select named.type, named.id from ${references} as named` : sql.fragment``}
   ) t`
 }
 
 /**
- * Returns a page of a policy's attachments. Indexes user_policies_policy, project_key_policies_policy and the indexes
- * of the referring kinds.
+ * Returns a page of a policy's attachments in all cells. Indexes user_policies_policy, project_key_policies_policy and the
+ * indexes of the referring kinds.
  */
-export const listAttachments = (db: Queryable, bounds: Page, policyIdRow: string) =>
-  pageResult<Attachment>(
-    { db, page: bounds },
-    {
-      columns: sql.fragment`t.type, t.id`,
-      from: attachments(policyIdRow),
-      order: sql.fragment`t.type, t.id`,
-      present: attachment => attachment,
-    },
+export const listAttachments = async (services: Services, db: Queryable, bounds: Page, policyIdRow: string) => {
+  const parts = await readEverywhere(services, db, (db, isHome) =>
+    pageResult<Attachment>(
+      { db, page: partOfPage(bounds) },
+      {
+        columns: sql.fragment`t.type, t.id`,
+        from: attachments(policyIdRow, isHome),
+        order: sql.fragment`t.type collate "C", t.id collate "C"`,
+        present: attachment => attachment,
+      },
+    ),
   )
+  const name = ({ type, id }: Attachment) => `${type} ${id}`
+  return mergedPage(parts as PageBody<Attachment>[], bounds, (left, right) => (name(left) < name(right) ? -1 : 1))
+}
 
 const holderRow = sql.type(z.object({ type: z.string(), count: z.int(), ids: z.array(z.string()) }))
 
-/** Counts the holders of a policy by kind, with the IDs of at most five of each. */
-export const listPolicyHolders = (db: Queryable, policyIdRow: string) =>
-  db.any(holderRow`
-    select type, count(*) as count, (array_agg(id order by id desc))[1:5] as ids from ${attachments(policyIdRow)} group by type`)
+/** Counts the holders of a policy in all cells by kind, with the IDs of at most five of each in a cell. */
+export const listPolicyHolders = async (services: Services, db: Queryable, policyIdRow: string) =>
+  (
+    await readEverywhere(services, db, (db, isHome) =>
+      db.any(holderRow`
+        select type, count(*) as count, (array_agg(id order by id desc))[1:5] as ids
+        from ${attachments(policyIdRow, isHome)} group by type`),
+    )
+  ).flat()
 
 const versionColumns = sql.fragment`t.policy_id, t.version, t.name, t.description, t.document, t.created_by, t.created_at`
 

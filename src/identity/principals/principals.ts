@@ -341,7 +341,10 @@ async function callerByToken(
   const { pool, log } = services
   const claims = await verifyToken(services, ['user', 'oauth', 'actor'], token)
   if (claims?.typ === 'oauth') return callerByGrant(services, token, claims, presented)
-  if (claims?.typ === 'actor') return callerByActorToken(services, claims as unknown as ActorClaims, presented)
+  if (claims?.typ === 'actor') {
+    const actor = claims as unknown as ActorClaims
+    return callerByActorToken(services.cells?.ofProject(actor.prj) ?? services, actor, presented)
+  }
   if (!claims || presented.proof || !isIdOf(kinds.get('user'), claims.sub)) return null
   const found = await resolverOf(services).resolve(`user ${claims.sub}`, async () => {
     const row = await findUserPrincipal(pool, claims.sub)

@@ -81,7 +81,15 @@ const legalHold = {
 export const settingNames = Object.keys(settings) as (keyof typeof settings)[]
 
 export const ProjectInput = z
-  .strictObject({ ...settings, ...legalHold })
+  .strictObject({
+    ...settings,
+    ...legalHold,
+    cell: z
+      .string()
+      .min(1)
+      .max(30)
+      .describe('Cell of the project, in a deployment with several. Default the one with the fewest rows.'),
+  })
   .partial()
   .required({ name: true })
   .meta({ id: 'ProjectInput', example: { name: 'Shop support' } })

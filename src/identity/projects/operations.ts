@@ -1,13 +1,15 @@
 import { visibleRows } from '#core/api/access.ts'
+import { BY_NEWEST_ID } from '#core/api/across.ts'
 import { rowsOfProject } from '#core/api/dependents.ts'
 import { containsFilter } from '#core/api/filters.ts'
 import { srn } from '#core/api/kind.ts'
 import { type Context, itemOperation, type Operation } from '#core/api/operation.ts'
-import { raise, raiseInvalid } from '#core/base/errors.ts'
+import { raise, raiseInvalid, raiseInvalidValue } from '#core/base/errors.ts'
 import { invalidateOnCommit } from '#core/db/notified-cache.ts'
 import { sql } from '#core/db/sql.ts'
 import { type Caller, principalRecord } from '#core/iam/caller.ts'
 import { resource } from '#core/resources/resource.ts'
+import { HOME } from '#core/services/cells.ts'
 import { wakeResumedWork } from '#core/work/work.ts'
 import { cloneableNames, cloneProject } from './clone.ts'
 import { refuseRouteInUse } from './default-model-route.ts'
@@ -57,11 +59,13 @@ export const projectOperations: Operation[] = [
     visible: ({ caller }) => visibleProjects(caller),
     // IDs are ordered by creation time, so the primary key gives the order.
     order: () => sql.fragment`t.id desc`,
+    across: { order: BY_NEWEST_ID },
   }),
   projects.create({
     gate: 'admin',
     body: ProjectInput,
-    async make({ tx, body, audit }) {
+    async make({ tx, body: { cell = HOME.name, ...body }, audit, services }) {
+      if (!services.cells && cell !== HOME.name) raiseInvalidValue('cell', 'must be home, the only cell')
       await requireSearchLanguage(tx, body.search_language)
       const row = await projectKind.insert(tx, body)
       auditCreated(audit, row.id)

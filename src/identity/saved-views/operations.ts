@@ -63,6 +63,12 @@ export const savedViewOperations: Operation[] = [
     visible: ({ caller }) => sql.fragment`t.user_id = ${caller.user.id}`,
     filters: { project_id: equalsFilter('project_id'), view: equalsFilter('view') },
     order: () => sql.fragment`t.name, t.id`,
+    across: {
+      order: [
+        ['name', 'asc', 'collated'],
+        ['id', 'asc'],
+      ],
+    },
   }),
   savedViews.get(owned('GetSavedView')),
   savedViews.update({ ...owned('UpdateSavedView'), body: SavedViewPatch, raises: ['NAME_CONFLICT'] }),

@@ -1,5 +1,6 @@
 import { authentication } from '#core/invoke/hooks.ts'
 import { module } from '#core/modules/module.ts'
+import { repairCopies } from '#core/services/copies.ts'
 import { authenticate } from '../principals/principals.ts'
 import { bootstrapFromSettings } from './bootstrap.ts'
 import { userErrors } from './errors.ts'
@@ -16,7 +17,9 @@ export default module('users', {
   operations: userOperations,
   sweeps: [
     { name: 'refused attempts', when: '43 * * * *', run: flushFailedSignIns },
+    { name: 'copies in cells', when: '4-59/5 * * * *', run: repairCopies },
     { name: 'login failures', when: '13 3 * * *', run: pruneFailures },
   ],
-  start: async (services, role) => (role === 'web' ? bootstrapFromSettings(services) : undefined),
+  start: async (services, role) =>
+    role === 'web' && !services.cell?.number ? bootstrapFromSettings(services) : undefined,
 })

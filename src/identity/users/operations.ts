@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { passesAdminGate } from '#core/api/access.ts'
+import { NEWEST_FIRST } from '#core/api/across.ts'
 import { columnFilter, containsFilter } from '#core/api/filters.ts'
 import { srn } from '#core/api/kind.ts'
 import { pageOf, pageOfArray, textFilter } from '#core/api/lists.ts'
@@ -228,8 +229,9 @@ export const userOperations: Operation[] = [
     gate: 'owner',
     admit: ownOrAdmin('users:GetUser'),
     paged: true,
+    across: { order: NEWEST_FIRST },
     answers: { 200: pageOf(AuthoredDefinition) },
-    run: ({ caller, db, page, resource }) => listAuthoredDefinitions(db, caller, page, resource.id),
+    run: ({ caller, db, page, resource, services }) => listAuthoredDefinitions(services, db, caller, page, resource.id),
   }),
   itemOperation(userKind, {
     id: 'updateUser',

@@ -1,7 +1,7 @@
 import { randomBytes, type ScryptOptions, scrypt, timingSafeEqual } from 'node:crypto'
 import { serviceNotReady } from '#core/base/errors.ts'
 import { FairSemaphore } from '#core/base/fair-semaphore.ts'
-import { processSingleton } from '#core/base/process-singleton.ts'
+import { sharedSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
 import { networkOf } from '../sign-in/networks.ts'
 
@@ -33,7 +33,7 @@ const queue = {
     serviceNotReady({ passwords: 'busy' }, { message: 'Too many password checks are waiting', retryAfterSeconds: 5 }),
 }
 
-const semaphores = processSingleton(() => ({
+const semaphores = sharedSingleton(() => ({
   signIns: new FairSemaphore(CONCURRENT_SIGN_INS, queue),
   signedIn: new FairSemaphore(CONCURRENT_SIGNED_IN, queue),
 }))

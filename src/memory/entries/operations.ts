@@ -87,6 +87,7 @@ const list = operation({
   tag,
   action: 'memories:ListMemoryEntries',
   lists: memoryStoreKind,
+  across: null,
   query: filterSchema(filters),
   answers: { 200: pageOf(MemoryEntry) },
   run(context) {

@@ -103,6 +103,7 @@ const list = operation({
   tag,
   action: 'memories:ListMemories',
   lists: memoryKind,
+  across: null,
   endUser: memoriesAccess,
   query: z.object({
     memory_store_id: z

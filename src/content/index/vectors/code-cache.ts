@@ -61,7 +61,7 @@ const YIELD_MS = 1
 const codeCache = processSingleton((services): CodeCache => {
   const memory = vectorMemory(services)
   const measure = () => {
-    memory.codes = codes.calculatedSize
+    memory.setCodes(codes, codes.calculatedSize)
   }
   const codes: CodeCache['codes'] = new LRUCache({
     maxSize: Math.max(1, memory.limit),

@@ -39,7 +39,7 @@ const UNUSED_MS = 600_000
 const vectorCache = processSingleton((services): VectorCache => {
   const memory = vectorMemory(services)
   const measure = () => {
-    memory.vectors = blocks.calculatedSize
+    memory.setVectors(blocks, blocks.calculatedSize)
   }
   const vectors: VectorCache['vectors'] = new Map()
   const blocks: VectorCache['blocks'] = new LRUCache({
@@ -67,7 +67,11 @@ export const evictUntilFree = (services: Services, bytes: number): boolean => ev
 /** @param evicted receives the evicted blocks */
 function evictBlocks({ blocks, memory }: VectorCache, bytes: number, evicted: (Block | undefined)[] = []): boolean {
   if (memory.vectorLimit < bytes) return false
-  while (memory.free < bytes) evicted.push(blocks.pop())
+  while (memory.free < bytes) {
+    // Vectors of other cells are not evicted.
+    if (blocks.size === 0) return false
+    evicted.push(blocks.pop())
+  }
   return true
 }
 

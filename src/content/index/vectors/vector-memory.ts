@@ -1,5 +1,5 @@
 import { Gauge } from 'prom-client'
-import { processSingleton } from '#core/base/process-singleton.ts'
+import { sharedSingleton } from '#core/base/process-singleton.ts'
 
 export const codeCacheBytes = new Gauge({
   name: 'muster_code_cache_bytes',
@@ -13,11 +13,13 @@ export const vectorCacheBytes = new Gauge({
   registers: [],
 })
 
+const sumOf = (sizes: ReadonlyMap<object, number>): number => [...sizes.values()].reduce((sum, bytes) => sum + bytes, 0)
+
 /** Memory within KNOWLEDGE_CODE_CACHE_BYTES: codes of projects, and vectors in the memory not used by codes. */
 export class VectorMemory {
   readonly limit: number
-  #codes = 0
-  #vectors = 0
+  readonly #codes = new Map<object, number>()
+  readonly #vectors = new Map<object, number>()
 
   constructor(limit: number) {
     this.limit = limit
@@ -25,22 +27,22 @@ export class VectorMemory {
 
   /** Bytes not used by codes. */
   get vectorLimit(): number {
-    return this.limit - this.#codes
+    return this.limit - sumOf(this.#codes)
   }
 
   get free(): number {
-    return this.vectorLimit - this.#vectors
+    return this.vectorLimit - sumOf(this.#vectors)
   }
 
-  set codes(bytes: number) {
-    this.#codes = bytes
-    codeCacheBytes.set(bytes)
+  /** Records the size of a cache of codes; each cell has one. */
+  setCodes(cache: object, bytes: number): void {
+    codeCacheBytes.set(sumOf(this.#codes.set(cache, bytes)))
   }
 
-  set vectors(bytes: number) {
-    this.#vectors = bytes
-    vectorCacheBytes.set(bytes)
+  /** Records the size of a cache of vectors. */
+  setVectors(cache: object, bytes: number): void {
+    vectorCacheBytes.set(sumOf(this.#vectors.set(cache, bytes)))
   }
 }
 
-export const vectorMemory = processSingleton(({ config }) => new VectorMemory(config.KNOWLEDGE_CODE_CACHE_BYTES))
+export const vectorMemory = sharedSingleton(({ config }) => new VectorMemory(config.KNOWLEDGE_CODE_CACHE_BYTES))

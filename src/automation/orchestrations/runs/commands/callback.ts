@@ -10,7 +10,7 @@ import { tokenHash } from '../nodes/callback-token.ts'
 import { submitInput } from './command.ts'
 
 /** Format of tokens; other values are not looked up. */
-const TOKEN = /^rcb_[\w-]{43}$/
+const TOKEN = /^rcb_(?:[\da-z]{2})?[\w-]{43}$/
 
 const unknownToken = () => new AppError('RESOURCE_NOT_FOUND', { message: 'Callback token is unknown or already used' })
 

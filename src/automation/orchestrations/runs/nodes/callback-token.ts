@@ -1,5 +1,6 @@
 import { createHash } from 'node:crypto'
 import { isAllowed } from '#core/api/access.ts'
+import { withCell } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import type { CallerFacts } from '#core/iam/caller.ts'
 import { listCallbacks, type NodeExecutionRow } from '../engine/node-execution-store.ts'
@@ -13,7 +14,7 @@ import { type OrchestrationRunRecord, runKind } from '../model.ts'
 type Wait = Pick<NodeExecutionRow, 'run_id' | 'node_id'>
 
 const tokensOf = ({ secrets }: Pick<Services, 'secrets'>, { run_id, node_id }: Wait): string[] =>
-  secrets.derived('orchestration callback', `${run_id} ${node_id}`).map(secret => `rcb_${secret}`)
+  secrets.derived('orchestration callback', `${run_id} ${node_id}`).map(secret => `rcb_${withCell(secret)}`)
 
 export const tokenHash = (token: string): string => createHash('sha256').update(token).digest('hex')
 

@@ -48,15 +48,36 @@ export const listProjectIds = (db: Queryable): Promise<readonly string[]> =>
 const latencyRow = sql.type(z.strictObject({ p50: z.number().nullable(), p95: z.number().nullable() }))
 
 /**
- * Returns percentiles, in milliseconds, of the wait of node executions for a worker, for executions claimed within the
- * window and ready on creation; others waited for more than a worker. By orchestration_node_executions_started.
+ * Returns a select of the waits in milliseconds of node executions for a worker, for executions claimed within the window and
+ * ready on creation; others waited for more than a worker. By orchestration_node_executions_started.
  */
-export const measureClaimLatency = (db: Queryable, projects: readonly string[] | null, windowSeconds: number) =>
-  db.one(latencyRow`
-    select percentile_cont(0.5) within group (order by waited) as p50, percentile_cont(0.95) within group (order by waited) as p95
-    from (
+const recentWaits = (projects: readonly string[] | null, windowSeconds: number): Fragment => sql.fragment`
       select greatest(0, extract(epoch from started_at - created_at) * 1000)::float8 as waited
       from orchestration_node_executions
       where started_at > now() - ${windowSeconds} * interval '1 s' and deliveries > 0 and attempt = 1 and not parked
         and node_type in ${WORKER_EXECUTED}
-        and (${projects === null} or project_id = any(${sql.array([...(projects ?? [])], 'text')}))) recent`)
+        and (${projects === null} or project_id = any(${sql.array([...(projects ?? [])], 'text')}))`
+
+const percentiles = (db: Queryable, waits: Fragment) =>
+  db.one(latencyRow`
+    select percentile_cont(0.5) within group (order by waited) as p50, percentile_cont(0.95) within group (order by waited) as p95
+    from (${waits}) recent`)
+
+/** Returns percentiles of the recent waits of node executions for a worker. */
+export const measureClaimLatency = (db: Queryable, projects: readonly string[] | null, windowSeconds: number) =>
+  percentiles(db, recentWaits(projects, windowSeconds))
+
+const waitsRow = sql.type(z.strictObject({ waits: z.array(z.number()) }))
+
+/** Lists the recent waits of node executions for a worker, for `claimLatencyOf`. */
+export const listClaimWaits = (
+  db: Queryable,
+  projects: readonly string[] | null,
+  windowSeconds: number,
+): Promise<readonly number[]> =>
+  db.oneFirst(waitsRow`
+    select coalesce(json_agg(waited), '[]') as waits from (${recentWaits(projects, windowSeconds)}) recent`)
+
+/** Returns percentiles of waits that several cells have listed. */
+export const claimLatencyOf = (db: Queryable, waits: readonly number[]) =>
+  percentiles(db, sql.fragment`select waited from unnest(${sql.array([...waits], 'float8')}) w (waited)`)

@@ -1,0 +1,95 @@
+import { z } from 'zod'
+import { isAcross } from '../api/across.ts'
+import { type Call, identifyOnce } from '../api/call.ts'
+import type { Operation } from '../api/operation.ts'
+import { raiseInvalid } from '../base/errors.ts'
+import { cellOfId, cellOfToken } from '../base/ids.ts'
+import type { Services } from '../base/services.ts'
+import { sql } from '../db/sql.ts'
+import { isAdmin } from '../iam/caller.ts'
+import { sha256Of } from '../secrets/digest.ts'
+import type { Cell, Cells } from '../services/cells.ts'
+import { type Invocation, openInvocation } from './invocation.ts'
+import { peekProject } from './upload-project.ts'
+
+/**
+ * Chooses the cell of a call in a deployment with several: by the project of the credential or of the request, or by the IDs in
+ * it, which contain the number of the cell that made them. Users, policies and OAuth are in the first cell. A read that
+ * declares how it goes `across` cells is read in all without a project.
+ */
+
+/** Opens the invocation of a call in its cell. */
+export const openPlaced = (services: Services, operation: Operation, call: Call): Invocation | Promise<Invocation> =>
+  services.cells && !call.tx ? place(services.cells, operation, call) : openInvocation(services, operation, call)
+
+async function place(cells: Cells, operation: Operation, call: Call): Promise<Invocation> {
+  if (operation.gate === 'public' || (operation.pass && call.query.token !== undefined))
+    return openInvocation(byParams(cells, call), operation, call)
+  const caller = await call.identify()
+  const known = caller ? { ...call, identify: identifyOnce(caller, call.identify) } : call
+  const open = (services: Services) => openInvocation(services, operation, known)
+  if (!caller) return open(cells.home)
+  if (caller.project_id !== null) return open(cells.ofProject(caller.project_id))
+  const { kind, shape, param, across } = operation
+  if (kind?.global && !isAcross(across)) return open(cells.home)
+  const body = (call.body ?? {}) as Record<string, unknown>
+  const inBody = operation.receive && call.upload ? await peekProject(call.upload) : body.project_id
+  const project = call.query.project_id ?? inBody ?? null
+  if (typeof project === 'string') return open(cells.ofProject(project))
+  if (shape === 'create' && kind?.name === 'project')
+    return open(await cellOfNewProject(cells, call, isAdmin(caller) ? body.cell : undefined))
+  if (param !== null && kind?.name === 'project') return open(cells.ofProject(call.params[param]))
+  if (isAcross(across)) return { ...open(cells.home), everywhere: cells }
+  if (across)
+    raiseInvalid({ code: 'REQUIRED', path: 'project_id', message: 'is required in a deployment with several cells' })
+  if (Object.keys(call.params).length > 0) return open(byParams(cells, call))
+  return open(byReferences(cells, { ...call.query, ...body }))
+}
+
+/** Returns the cell of the first ID or token in the path that contains one. */
+const byParams = (cells: Cells, { params }: Call): Services =>
+  firstNumbered(cells, Object.values(params), id => cellOfId(id) || cellOfToken(id))
+
+/** Returns the cell of the IDs in a body or query, such as the ID of the parent of a new row. */
+const byReferences = (cells: Cells, body: object): Services => firstNumbered(cells, valuesOf(body), cellOfId)
+
+/** Returns the values of fields, and of the fields of objects in lists. */
+const valuesOf = (body: object): unknown[] =>
+  Object.values(body)
+    .flat()
+    .flatMap(value => (typeof value === 'object' && value !== null ? Object.values(value) : value))
+
+function firstNumbered(cells: Cells, values: readonly unknown[], cellOf: (text: string) => number): Services {
+  for (const value of values) {
+    const number = typeof value === 'string' ? cellOf(value) : 0
+    if (number !== 0) return cells.numbered(number)
+  }
+  return cells.home
+}
+
+const rowCount = sql.type(z.strictObject({ rows: z.int() }))
+
+/**
+ * Returns the cell of a new project: the given one, else an open one. A repeat with the same Idempotency-Key goes to the same
+ * cell, as long as no cell is added or closed; other projects go to the cell with the fewest rows.
+ */
+async function cellOfNewProject(cells: Cells, { idempotencyKey }: Call, name: unknown): Promise<Services> {
+  if (typeof name === 'string') {
+    const cell = cells.named(name) ?? raiseInvalid({ code: 'INVALID_VALUE', path: 'cell', message: 'must be a cell' })
+    if (cell.state === 'closed')
+      raiseInvalid({ code: 'INVALID_VALUE', path: 'cell', message: 'must be a cell that takes new projects' })
+    return cells.numbered(cell.number)
+  }
+  const open = cells.all().filter(({ state, services }) => state === 'open' && services !== null)
+  const ranked = await Promise.all(open.map(async cell => ({ cell, rank: await rankOf(cell, idempotencyKey) })))
+  const { cell } = ranked.reduce((least, each) => (each.rank < least.rank ? each : least))
+  return cells.numbered(cell.number)
+}
+
+/** Returns the rank of a cell for a new project, of which the lowest is taken: by the key, else by its rows. */
+async function rankOf({ name, services }: Cell, key: string | undefined): Promise<number> {
+  if (key !== undefined) return sha256Of(`${name} ${key}`).readUInt32BE()
+  const { rows } = await (services as Services).pool.one(rowCount`
+    select coalesce(sum(n_live_tup), 0)::bigint as rows from pg_stat_user_tables where schemaname = current_schema()`)
+  return rows
+}

@@ -1,0 +1,243 @@
+import { z } from 'zod'
+import { type CellIdentity, inCell } from '../base/current-cell.ts'
+import { AppError } from '../base/errors.ts'
+import { settledWithin } from '../base/event-loop.ts'
+import { cellOfId } from '../base/ids.ts'
+import { exclusiveLoop } from '../base/loop.ts'
+import type { Services } from '../base/services.ts'
+import { addressOf } from '../db/database-url.ts'
+import { sealedColumn } from '../db/sealed.ts'
+import { sql } from '../db/sql.ts'
+import { withoutTenant } from '../db/tenant-context.ts'
+import type { SealedFor } from '../secrets/secretbox.ts'
+import { type OpenServices, openServices } from './lifecycle.ts'
+
+declare module '../base/services.ts' {
+  interface Services {
+    /** The cell whose database these services use; null in a deployment without cells. */
+    cell: CellIdentity | null
+    /** The cells of the deployment; null without cells. */
+    cells: Cells | null
+  }
+}
+
+/** Name and number of the first cell. */
+export const HOME: CellIdentity = { name: 'home', number: 0 }
+
+const CHANNEL = 'muster_cells'
+
+/** Time between two tries to open a cell, and between two reads of the directory without a notification. */
+const PERIOD_MS = 5000
+
+/** Time after which a cell whose database does not answer is unavailable. */
+export const CELL_WAIT_MS = 4000
+
+/** Data that the URL of a cell is sealed with. */
+export const sealedForCell = (name: string): SealedFor => ({ kind: 'cell', id: name, project_id: null })
+
+export const sealedCellUrls = sealedColumn({
+  table: 'cells',
+  column: 'url',
+  kind: 'cell',
+  id: sql.fragment`name`,
+  project: sql.fragment`null::text`,
+})
+
+const cellState = z.enum(['open', 'closed', 'moving', 'down'])
+
+const CellRow = z.strictObject({ name: z.string(), number: z.int(), url: z.string(), state: cellState })
+
+const cellRow = sql.type(CellRow)
+
+/** A row of the directory; `url` is sealed. */
+export type CellRow = z.infer<typeof CellRow>
+
+/** Reads the directory: the cells besides home, in the order of their numbers. */
+export const readCells = async ({ pool }: Pick<Services, 'pool'>): Promise<readonly CellRow[]> =>
+  pool.any(cellRow`select name, number, url, state from cells order by number`)
+
+const exception = sql.type(z.strictObject({ project_id: z.string(), cell: z.string().nullable() }))
+
+/** A cell of the deployment. */
+export type Cell = CellIdentity & {
+  /** Whether it takes new projects (`open`), none (`closed`), or no requests (`moving`, `down`). */
+  state: CellRow['state']
+  /** Null while its database does not answer. */
+  services: Services | null
+}
+
+/** What a process does in a cell: `drain` stops new work and waits for the running, `end` ends the rest. */
+export type Serving = { drain(): Promise<unknown> | undefined; end(): Promise<unknown> }
+
+type Opened = { url: string; services: OpenServices; serving: Serving | undefined }
+
+export const unavailable = ({ name }: Pick<Cell, 'name'>, cause?: unknown): AppError =>
+  new AppError('CELL_UNAVAILABLE', { cause, meta: { cell: name }, headers: { 'Retry-After': '5' } })
+
+/**
+ * The cells of a deployment and their services in this process. The directory is in the first cell; cells that it gains, loses or
+ * moves are opened and closed without a restart, and a cell whose database does not answer is tried again.
+ */
+export class Cells {
+  readonly home: Services
+  readonly #role: 'web' | 'worker' | 'cli'
+  readonly #serve: (services: Services) => Promise<Serving | undefined>
+  readonly #only: readonly string[] | null
+  readonly #opened = new Map<string, Opened>()
+  readonly #opening = new Map<string, Promise<void>>()
+  readonly #refresh: () => Promise<void>
+  #rows: readonly CellRow[] = []
+  #exceptions = new Map<string, string>()
+  #timer: NodeJS.Timeout | undefined
+  #unlisten: (() => void) | undefined
+  #closing = false
+
+  /**
+   * @param options.serve starts what this process does in each cell besides home
+   * @param options.only names of the cells that are opened, default all
+   */
+  constructor(
+    home: Services,
+    options: {
+      role: 'web' | 'worker' | 'cli'
+      serve?: (services: Services) => Promise<Serving>
+      only?: readonly string[]
+    },
+  ) {
+    this.home = home
+    this.#role = options.role
+    this.#serve = options.serve ?? (async () => undefined)
+    this.#only = options.only ?? null
+    this.#refresh = exclusiveLoop('cells', { periodMs: PERIOD_MS, log: home.log }, () => this.#read())
+  }
+
+  /** Opens the cells; those whose database does not answer later. */
+  async start(): Promise<void> {
+    this.home.cell = HOME
+    this.home.cells = this
+    const again = () => void this.#refresh()
+    const unlisten = this.home.notifications.listen(CHANNEL, again, { onReconnect: again })
+    this.#unlisten = unlisten
+    await unlisten.ready
+    await this.#read()
+    this.#timer = setInterval(again, PERIOD_MS)
+    this.#timer.unref()
+  }
+
+  /** Returns all cells, home first. */
+  all(): Cell[] {
+    const others = this.#rows.map(({ name, number, state }) => ({
+      name,
+      number,
+      state,
+      services: this.#opened.get(name)?.services ?? null,
+    }))
+    return [{ ...HOME, state: 'open', services: this.home }, ...others]
+  }
+
+  /** Returns the cells that this process opens, home first. */
+  served(): Cell[] {
+    const isServed = ({ name, state }: Cell) => state !== 'down' && (this.#only?.includes(name) ?? true)
+    return this.all().filter(cell => cell.name === HOME.name || isServed(cell))
+  }
+
+  /** Returns the cell of a name, undefined for an unknown one. */
+  named(name: string): Cell | undefined {
+    return this.all().find(cell => cell.name === name)
+  }
+
+  /** Returns the services of the cell of a number, home if no cell has it. Raises CELL_UNAVAILABLE. */
+  numbered(number: number): Services {
+    if (number === 0) return this.home
+    const cell = this.all().find(each => each.number === number)
+    return cell ? requireCell(cell) : this.home
+  }
+
+  /** Returns the services of the cell in which a project is. Raises CELL_UNAVAILABLE. */
+  ofProject(id: string): Services {
+    const name = this.#exceptions.get(id)
+    if (name === undefined) return this.numbered(cellOfId(id))
+    const cell = this.named(name)
+    return cell ? requireCell(cell) : this.home
+  }
+
+  /** Returns the services of all cells. Raises CELL_UNAVAILABLE if one of them does not answer. */
+  everywhere(): Services[] {
+    return this.all().map(requireCell)
+  }
+
+  /** Stops new work in the cells and waits for the running, for the end of the process. */
+  async drain(): Promise<void> {
+    this.#closing = true
+    clearInterval(this.#timer)
+    this.#unlisten?.()
+    await Promise.all([...this.#opened.values()].map(({ serving }) => serving?.drain()))
+  }
+
+  /** Closes the services of the cells. */
+  async close(): Promise<void> {
+    await this.drain()
+    await Promise.all([...this.#opened.keys()].map(name => this.#end(name)))
+  }
+
+  async #read(): Promise<void> {
+    const { pool } = this.home
+    const [rows, exceptions] = await withoutTenant(() =>
+      Promise.all([readCells(this.home), pool.any(exception`select project_id, cell from project_cells`)]),
+    )
+    this.#exceptions = new Map(exceptions.map(({ project_id, cell }) => [project_id, cell ?? HOME.name]))
+    this.#rows = rows
+    const wanted = rows.filter(({ name, state }) => state !== 'down' && (this.#only?.includes(name) ?? true))
+    for (const name of this.#opened.keys()) if (!wanted.some(row => row.name === name)) await this.#end(name)
+    const opening = wanted.map(row => {
+      const { name } = row
+      const running = this.#opening.get(name) ?? this.#reopen(row).finally(() => this.#opening.delete(name))
+      this.#opening.set(name, running)
+      return running
+    })
+    // A database that does not answer delays neither the other cells nor the start.
+    await settledWithin(CELL_WAIT_MS, Promise.all(opening))
+  }
+
+  async #reopen({ name, number, url }: CellRow): Promise<void> {
+    const { log, secrets } = this.home
+    const plain = secrets.open(url, sealedForCell(name))
+    if (!plain.ok) return log.error({ cell: name, reason: plain.reason }, 'the URL of the cell cannot be decrypted')
+    const opened = this.#opened.get(name)
+    if (opened?.url === plain.value || this.#closing) return
+    if (opened) await this.#end(name)
+    try {
+      await withoutTenant(() =>
+        inCell(number, async () => {
+          const config = { ...this.home.config, DATABASE_URL: plain.value, DATABASE_LISTEN_URL: plain.value }
+          const of = { cell: { name, number }, home: this.home }
+          const services = await openServices(config, { log: log.child({ cell: name }), role: this.#role, of })
+          services.cells = this
+          try {
+            this.#opened.set(name, { url: plain.value, services, serving: await this.#serve(services) })
+          } catch (error) {
+            await services.close()
+            throw error
+          }
+        }),
+      )
+      log.info({ cell: name, database: addressOf(plain.value) }, 'cell is open')
+    } catch (error) {
+      log.warn({ err: error, cell: name }, 'the cell cannot be opened')
+    }
+  }
+
+  async #end(name: string): Promise<void> {
+    const opened = this.#opened.get(name)
+    this.#opened.delete(name)
+    await opened?.serving?.drain()
+    await opened?.serving?.end()
+    await opened?.services.close()
+  }
+}
+
+/** Returns the services of a cell. Raises CELL_UNAVAILABLE. */
+export function requireCell(cell: Cell): Services {
+  if (!cell.services || cell.state === 'down' || cell.state === 'moving') throw unavailable(cell)
+  return cell.services
+}

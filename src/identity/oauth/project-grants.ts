@@ -1,0 +1,24 @@
+import type { Services } from '#core/base/services.ts'
+import { idStatement } from '#core/db/sql.ts'
+import { isolateFailures } from '#core/work/sweeps.ts'
+import { deleteGrantsOfProject, listAbsentProjects } from '../grants/store.ts'
+import { principalsChanged } from '../principals/principals.ts'
+
+/**
+ * Deletes the grants of deleted projects of other cells, whose tokens are already refused there; returns their number. Grants are
+ * at home, and a project is deleted in the transaction of its cell. Cells that do not answer are left to the next sweep.
+ */
+export async function sweepGrantsOfCells(services: Services): Promise<number> {
+  const { cell, cells, pool } = services
+  if (!cells || cell?.number !== 0) return 0
+  let deleted = 0
+  for (const id of await listAbsentProjects(pool))
+    await isolateFailures(services, { project_id: id }, async () => {
+      if (await cells.ofProject(id).pool.exists(idStatement`select id from projects where id = ${id}`)) return
+      deleted += await services.write(tx => {
+        principalsChanged(tx, `project:${id}`)
+        return deleteGrantsOfProject(tx, id)
+      })
+    })
+  return deleted
+}

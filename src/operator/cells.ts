@@ -1,0 +1,141 @@
+import { ConfigError } from '#core/base/config.ts'
+import { requireConnections } from '#core/db/connections.ts'
+import { addressOf, parseDatabaseUrl, withParameters } from '#core/db/database-url.ts'
+import {
+  CellRefusal,
+  listDirectory,
+  NO_KEY,
+  requireEmpty,
+  requireName,
+  requireUnused,
+  setCellState,
+  writeCell,
+} from '#core/services/cell-directory.ts'
+import { type CellFacts, readCellFacts } from '#core/services/cell-facts.ts'
+import { HOME } from '#core/services/cells.ts'
+import { startCopies } from '#core/services/copies.ts'
+import type { OpenServices } from '#core/services/lifecycle.ts'
+import { migrateCell } from '#core/services/migrate-cells.ts'
+import { checkCell, type ListedCell, listCells, withCellPool } from './doctor-cells.ts'
+import { checkMigrations } from './doctor-database.ts'
+import { withServices } from './environment.ts'
+import { CommandError, describeError, print, printChecks, printJson, printProgress, table } from './output.ts'
+
+type Options = { data: string; json?: boolean }
+
+/** Runs a command on the directory of the deployment. Its refusals are errors of the command. */
+const onDirectory = (data: string, work: (home: OpenServices) => Promise<void>): Promise<void> =>
+  withServices(data, async home => {
+    const { status } = await checkMigrations(home.pool)
+    if (status === 'fail') throw new CommandError('the database of home is not migrated', 'Run muster migrate.')
+    await work(home).catch(error => {
+      throw error instanceof CellRefusal ? new CommandError(error.message) : error
+    })
+  })
+
+/** `muster cells list`. */
+export const listCommand = ({ data, json }: Options): Promise<void> =>
+  onDirectory(data, async home => {
+    const cells = await Promise.all((await listCells(home)).map(describe))
+    if (json) return printJson(cells)
+    const rows = cells.map(cell => [
+      cell.name,
+      cell.number,
+      cell.state,
+      cell.address ?? '-',
+      cell.projects ?? '-',
+      cell.bytes === null ? '-' : `${(cell.bytes / 1024 ** 2).toFixed(1)} MiB`,
+      cell.release ?? '-',
+      cell.error ?? 'yes',
+    ])
+    print(table(['name', 'number', 'state', 'address', 'projects', 'size', 'release', 'answers'], rows, ''))
+  })
+
+async function describe({ name, number, state, url }: ListedCell) {
+  const cell = { name, number, state }
+  const none: { [Name in keyof CellFacts]: null } = { projects: null, bytes: null, migrations: null, release: null }
+  const address = url && addressOf(url)
+  if (url === null) return { ...cell, address, ...none, error: NO_KEY }
+  try {
+    return { ...cell, address, ...(await withCellPool(url, readCellFacts)), error: null }
+  } catch (error) {
+    return { ...cell, address, ...none, error: describeError(error) }
+  }
+}
+
+type AddOptions = Options & { url?: string; schema?: string }
+
+/**
+ * `muster cells add`: migrates a database and makes it a cell. Can be repeated after a failure.
+ * @throws CommandError if a new cell cannot have the name or the database
+ */
+export const addCommand = (name: string, { data, json, ...options }: AddOptions): Promise<void> =>
+  onDirectory(data, async home => {
+    const { config, pool } = home
+    const url = urlOf(options)
+    const address = addressOf(url)
+    requireName(name)
+    await requireUnused(pool, home, name)
+    await requireConnections({ DATABASE_URL: url, DATABASE_LISTEN_URL: url }).catch(error => {
+      const reason = error instanceof ConfigError ? error.problems[0].message : describeError(error)
+      throw new CommandError(`the database ${address} cannot be a cell: ${reason}`)
+    })
+    await withCellPool(url, async target => {
+      await requireEmpty(home, target, name)
+      const onWait = () => printProgress('another process migrates; waiting for its lock')
+      const ran = await migrateCell(config, url, { onWait }).catch(error => {
+        throw new CommandError(`the database ${address} cannot be migrated: ${describeError(error)}`)
+      })
+      const { number } = await writeCell(home, target, { name, url })
+      await startCopies(home, { name, number, url }).catch(error => {
+        throw new CommandError(
+          `cell ${name} is down: users and policies cannot be copied to ${address}: ${describeError(error)}`,
+          'Repeat muster cells add once this is corrected.',
+        )
+      })
+      await setCellState(home, name, 'open', ['down'])
+      if (json) return printJson({ name, number, address, state: 'open', ran })
+      print(`cell ${name}, number ${number}, is open at ${address}`)
+    })
+    if (!config.CELLS) printProgress('Set CELLS=true in all processes, which then serve its projects.')
+  })
+
+/** @throws CommandError without a usable URL, in which case the message has no part of it */
+function urlOf({ url = process.env.CELL_URL, schema }: Pick<AddOptions, 'url' | 'schema'>): string {
+  if (!url) throw new CommandError('no URL given', 'Set CELL_URL, or pass --url.')
+  try {
+    const full = schema === undefined ? url : withParameters(url, { schema })
+    parseDatabaseUrl(full)
+    return full
+  } catch (error) {
+    throw new CommandError(`the URL of the cell ${describeError(error)}`)
+  }
+}
+
+/** `muster cells close` and `open`. */
+export const stateCommand = (name: string, state: 'closed' | 'open', { data, json }: Options): Promise<void> =>
+  onDirectory(data, async home => {
+    if (name === HOME.name) throw new CommandError('home is always open')
+    const cell = (await listDirectory(home.pool, home)).find(each => each.name === name)
+    if (!cell) throw new CommandError(`no cell is called ${name}`, 'Run muster cells list.')
+    if (!(await setCellState(home, name, state, ['open', 'closed'])))
+      throw new CommandError(
+        `cell ${name} is ${cell.state}`,
+        cell.state === 'down' ? 'Repeat muster cells add.' : undefined,
+      )
+    if (json) return printJson({ name, state })
+    print(state === 'open' ? `cell ${name} takes new projects` : `cell ${name} takes no new projects`)
+  })
+
+/** `muster cells check`: sets exit code 1 if a check fails. */
+export const checkCommand = (name: string | undefined, { data, json }: Options): Promise<void> =>
+  onDirectory(data, async home => {
+    const cells = (await listCells(home)).filter(cell => name === undefined || cell.name === name)
+    if (cells.length === 0) throw new CommandError(`no cell is called ${name}`, 'Run muster cells list.')
+    const checks = await Promise.all(
+      cells.map(async cell =>
+        (await checkCell(home.config, cell)).map(check => ({ ...check, name: `${cell.name} ${check.name}` })),
+      ),
+    )
+    printChecks(checks.flat(), { json })
+  })

@@ -1,0 +1,466 @@
+import assert from 'node:assert/strict'
+import { readFileSync } from 'node:fs'
+import path from 'node:path'
+import { loadConfig } from '#config.ts'
+import { cellOfId } from '#core/base/ids.ts'
+import { silentLog } from '#core/base/log.ts'
+import { migrate } from '#core/queues/migrate.ts'
+import { Cells } from '#core/services/cells.ts'
+import { copiesState, HOME_TABLES, startCopies, stopCopies } from '#core/services/copies.ts'
+import { openServices } from '#core/services/lifecycle.ts'
+import { sweeps } from '#core/work/sweeps.ts'
+import { startDouble } from '#local/double/server.ts'
+import { client, eventually } from '../support/app.ts'
+import { startCells, type TestCells } from '../support/cells.ts'
+import { testEnvironment } from '../support/environment.ts'
+import { cloneTemplate } from '../support/postgres.ts'
+import { root, startProcess } from '../support/processes.ts'
+import { bodyOf, createdBy, postedBy, refusalOf } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+
+const names = HOME_TABLES.map(({ table }) => table) as string[]
+
+/** Time within which a change at home must apply in every cell. */
+const EFFECTIVE_MS = 5000
+
+/** Tables without a project that rows of projects reference, of which each cell has its own. */
+const OF_EACH_CELL = ['cells', 'embedding_spaces']
+
+const second = (cells: TestCells) => ({ name: 'second', number: 1, url: cells.second })
+
+describe('copies of the rows of home in the same database', function () {
+  this.timeout(120_000)
+  const cells = forSuite(() => startCells())
+  const inHome = (text: string, values?: unknown[]) => cells.rows(cells.home, text, values)
+  const inSecond = (text: string, values?: unknown[]) => cells.rows(cells.second, text, values)
+
+  /** A user with a policy that allows everything, who is no admin. */
+  async function member(name: string) {
+    const user = await createdBy(cells.admin, '/users', { username: name, password: 'correct horse battery' })
+    const policy = await createdBy(cells.admin, '/policies', {
+      document: { statement: [{ effect: 'Allow', action: ['*'] }] },
+    })
+    assert.equal((await cells.admin.post(`/users/${user.id}/policies/${policy.id}`)).status, 204)
+    const token = await bodyOf(
+      cells.as(null).post('/users/login', { username: name, password: 'correct horse battery' }),
+    )
+    return { id: user.id as string, policy: policy.id as string, caller: cells.as(token.token) }
+  }
+
+  it('are of every table without a project that rows of projects reference', async () => {
+    const references = await inHome(
+      `with recursive of_projects (oid) as (
+         select attrelid from pg_attribute join pg_class c on c.oid = attrelid
+         where attname = 'project_id' and relkind = 'r' and relnamespace = 'public'::regnamespace
+         union
+         select conrelid from pg_constraint join of_projects p on confrelid = p.oid where contype = 'f'
+       )
+       select distinct confrelid::regclass::text as name from pg_constraint
+       where contype = 'f' and conrelid in (select oid from of_projects)
+         and confrelid not in (select oid from of_projects) order by name`,
+    )
+    const referenced = references.map(({ name }) => name as string)
+    assert.ok(referenced.includes('users') && referenced.includes('policies'), referenced.join())
+    assert.deepEqual(
+      referenced.filter(name => !names.includes(name)),
+      OF_EACH_CELL,
+    )
+  })
+
+  it('are of every table that the authorization of a user, key or grant reads', () => {
+    const text = readFileSync(path.join(root, 'src/identity/principals/principal-store.ts'), 'utf8')
+    const read = [...text.matchAll(/\b(?:from|join) (\w+) \w+ (?:join|on|where)\b|\bfrom (policies) where/g)].map(
+      ([, first, other]) => first ?? other,
+    )
+    assert.deepEqual([...new Set(read)].sort(), names.filter(name => name !== 'prices').sort())
+  })
+
+  it('reference rows with rules that the trigger of a cell applies', async () => {
+    const rules = await inHome(
+      `select r.conrelid::regclass::text as name, r.confdeltype as rule, cardinality(r.conkey) as columns,
+         exists (select from pg_constraint d where d.contype = 'f' and d.confrelid = r.conrelid
+           and d.conrelid::regclass::text <> all ($1)) as deletes_more
+       from pg_constraint r where r.contype = 'f' and r.confrelid::regclass::text = any ($1)
+         and r.conrelid::regclass::text <> all ($1)`,
+      [names],
+    )
+    const unknown = rules.filter(({ rule, columns }) => columns !== 1 || !['a', 'r', 'c', 'n'].includes(rule))
+    assert.deepEqual(unknown, [])
+    // Rows at home only, which cells do not have.
+    const further = rules.filter(({ rule, deletes_more }) => rule === 'c' && deletes_more).map(({ name }) => name)
+    assert.deepEqual(further, ['user_identities'])
+  })
+
+  it('have a changed policy with its commit', async () => {
+    const { key, keyId } = await cells.project('second')
+    assert.equal((await key.get('/conversations')).status, 200)
+    const [policy] = (await bodyOf(cells.admin.get(`/project-keys/${keyId}`))).policy_ids
+    const document = { statement: [{ effect: 'Deny', action: ['conversations:ListConversations'] }] }
+    await bodyOf(cells.admin.patch(`/policies/${policy}`, { document }))
+    await eventually(async () => (await key.get('/conversations')).status === 403, { within: EFFECTIVE_MS })
+  })
+
+  it('let a user of home act in a project of the cell until the user is disabled', async () => {
+    const { id: project } = await cells.project('second')
+    const { id, caller } = await member('cora')
+    const key = await createdBy(caller, '/project-keys', { project_id: project })
+    assert.equal(cellOfId(key.id), 1)
+    const bound = cells.as(key.secret)
+    assert.equal((await bound.get('/conversations')).status, 200)
+    assert.equal((await caller.get(`/conversations?project_id=${project}`)).status, 200)
+    await bodyOf(cells.admin.patch(`/users/${id}`, { disabled: true }))
+    await eventually(async () => (await bound.get('/conversations')).status === 401, { within: EFFECTIVE_MS })
+    assert.equal((await caller.get(`/conversations?project_id=${project}`)).status, 401)
+  })
+
+  it('end the keys and assignments of a deleted user in the cell', async () => {
+    const { id: project } = await cells.project('second')
+    const { id, caller } = await member('dora')
+    const { id: keyId, secret } = await createdBy(caller, '/project-keys', { project_id: project })
+    assert.equal((await cells.as(secret).get('/conversations')).status, 200)
+    assert.equal((await cells.admin.delete(`/users/${id}`)).status, 204)
+    await eventually(async () => (await cells.as(secret).get('/conversations')).status === 401, {
+      within: EFFECTIVE_MS,
+    })
+    const left = await inSecond(
+      'select id from users where id = $1 union all select id from project_keys where id = $2',
+      [id, keyId],
+    )
+    assert.deepEqual(left, [])
+  })
+
+  it('are of keys without a project only, which lists have once', async () => {
+    const { caller, policy } = await member('enno')
+    const [home, other] = [await cells.project('home'), await cells.project('second')]
+    const free = await createdBy(caller, '/project-keys', { policy_ids: [policy] })
+    const bound = await createdBy(caller, '/project-keys', { project_id: home.id, policy_ids: [policy] })
+    const far = await createdBy(caller, '/project-keys', { project_id: other.id })
+    const copied = await inSecond(
+      'select k.id, a.policy_id from project_keys k left join project_key_policies a on a.key_id = k.id where k.id = any ($1)',
+      [[free.id, bound.id]],
+    )
+    assert.deepEqual(copied, [{ id: free.id, policy_id: policy }])
+    assert.equal((await cells.as(free.secret).get(`/conversations?project_id=${other.id}`)).status, 200)
+    const list = await bodyOf(caller.get('/project-keys'))
+    assert.deepEqual(list.data.map(({ id }: any) => id).sort(), [free.id, bound.id, far.id].sort())
+    assert.equal(list.total, 3)
+    const unbound = await caller.patch(`/project-keys/${far.id}`, { project_id: null })
+    assert.deepEqual(refusalOf(unbound), [400, 'VALIDATION_FAILED'])
+    // The copy of a key that is bound is deleted; a key that is unbound is copied with its policies.
+    await bodyOf(caller.patch(`/project-keys/${free.id}`, { project_id: home.id }))
+    assert.deepEqual(await inSecond('select key_id from project_key_policies where key_id = $1', [free.id]), [])
+    await bodyOf(caller.patch(`/project-keys/${bound.id}`, { project_id: null }))
+    assert.equal((await inSecond('select key_id from project_key_policies where key_id = $1', [bound.id])).length, 1)
+    assert.equal((await caller.delete(`/project-keys/${bound.id}`)).status, 204)
+    assert.deepEqual(await inSecond('select id from project_keys where id = any ($1)', [[free.id, bound.id]]), [])
+  })
+
+  it('are of the prices of all projects, which are listed once', async () => {
+    const price = { meter_type: 'llm_tokens', provider: 'openai', model: 'copied', component: 'input', unit: 'token' }
+    await bodyOf(
+      cells.admin.put('/usage/prices', {
+        prices: [{ ...price, unit_price: 0.5, effective_from: '2026-01-01T00:00:00Z' }],
+      }),
+    )
+    const [copy] = await inSecond(`select unit_price::text from prices where model = 'copied'`)
+    assert.equal(copy.unit_price, '0.5')
+    assert.equal((await bodyOf(cells.admin.get('/usage/prices?model=copied'))).total, 1)
+  })
+
+  it('keep a policy that rows of a cell reference', async () => {
+    const { policy: id } = await member('fred')
+    const places = [await cells.project('home'), await cells.project('second')]
+    for (const { key } of places)
+      await postedBy(key, '/webhooks', { name: 'all', url: 'https://example.com/', events: ['*'], policy_id: id })
+    const refusal = await cells.admin.delete(`/policies/${id}`)
+    assert.deepEqual(refusalOf(refusal), [409, 'POLICY_HAS_DEPENDENTS'])
+    assert.deepEqual(refusal.body.error.meta.counts, { users: 1, project_keys: 0, triggers: 0, webhooks: 2 })
+    const attachments = await bodyOf(cells.admin.get(`/policies/${id}/attachments`))
+    assert.deepEqual(
+      attachments.data.map(({ type }: any) => type),
+      ['user', 'webhook', 'webhook'],
+    )
+    assert.equal(attachments.total, 3)
+  })
+
+  it('of grants are deleted with their project, and the grant at home by a sweep', async () => {
+    const projects = [await cells.project('home'), await cells.project('second')]
+    for (const [index, { id }] of projects.entries())
+      await inHome(
+        `insert into oauth_grants (id, user_id, project_id, client_id, scopes, openid_scopes, ends_at, expires_at)
+         select $1, id, $2, 'client', '{}', '{}', now() + interval '1 day', now() + interval '1 day' from users limit 1`,
+        [`grant_${index}`, id],
+      )
+    const grants = `select id from oauth_grants where client_id = 'client' order by id`
+    assert.equal((await inSecond(grants)).length, 2)
+    for (const { id } of projects) assert.equal((await cells.admin.delete(`/projects/${id}?force=true`)).status, 204)
+    assert.deepEqual(await inSecond(grants), [])
+    assert.deepEqual(await inHome(grants), [{ id: 'grant_1' }])
+    const all = new Cells(cells.services, { role: 'cli' })
+    await all.start()
+    try {
+      await sweeps.get('identity.sweep').run(cells.services, new AbortController().signal)
+    } finally {
+      await all.close()
+    }
+    assert.deepEqual(await inHome(grants), [])
+  })
+
+  it('have managed policies and the first admin of home only', async () => {
+    const count = `select (select count(*)::int from policies where managed) as managed, (select count(*)::int from policy_versions) as versions`
+    assert.deepEqual(await inSecond(count), [{ managed: 3, versions: 0 }])
+  })
+
+  it('survive a column that one of the databases lacks', async () => {
+    await inHome(`alter table users add column added_at_home text default 'here'`)
+    await inSecond(`alter table users add column added_in_cell text not null default 'there'`)
+    const { id } = await member('gina')
+    assert.deepEqual(await inSecond('select username, added_in_cell from users where id = $1', [id]), [
+      { username: 'gina', added_in_cell: 'there' },
+    ])
+    await inHome('alter table users drop column added_at_home')
+    await inSecond('alter table users drop column added_in_cell')
+  })
+
+  it('are made again after they were stopped', async () => {
+    await stopCopies(cells.services, second(cells))
+    const { id, policy } = await member('hans')
+    const stale = await member('stale')
+    assert.deepEqual(await inSecond('select id from users where id = $1', [id]), [])
+    await startCopies(cells.services, second(cells))
+    await startCopies(cells.services, second(cells))
+    assert.equal((await inSecond('select policy_id from user_policies where policy_id = $1', [policy])).length, 1)
+    await stopCopies(cells.services, second(cells))
+    assert.equal((await cells.admin.delete(`/users/${stale.id}`)).status, 204)
+    await startCopies(cells.services, second(cells))
+    assert.deepEqual(await inSecond('select id from users where id = $1', [stale.id]), [])
+    const differences = await inHome(
+      `select id from users where not exists (select from cell_second.users c where c = users) union all
+       select id from policies p where not exists (select from cell_second.policies c where to_jsonb(c) = to_jsonb(p))`,
+    )
+    assert.deepEqual(differences, [])
+  })
+})
+
+describe('copies of the rows of home in another database', function () {
+  this.timeout(180_000)
+  const double = forSuite(() => startDouble({}))
+  const cells = forSuite(() => startCells({ servers: true }))
+  const inHome = (text: string, values?: unknown[]) => cells.rows(cells.home, text, values)
+  const inSecond = (text: string, values?: unknown[]) => cells.rows(cells.second, text, values)
+
+  /** Replays nothing in the cell while work runs. */
+  async function withoutReplay<T>(work: () => Promise<T>): Promise<T> {
+    const [{ name }] = await inSecond('select subname as name from pg_subscription')
+    await inSecond(`alter subscription ${name} disable`)
+    try {
+      return await work()
+    } finally {
+      await inSecond(`alter subscription ${name} enable`)
+    }
+  }
+
+  const newPolicy = (statement: object = { effect: 'Allow', action: ['*'] }) =>
+    cells.admin.post('/policies', { document: { statement: [statement] } })
+
+  /** A new policy that the cell has; null if it was announced as missing. */
+  const copiedPolicy = async () => {
+    const reply = await newPolicy()
+    return reply.headers.get('x-svc-replication') === null ? reply : null
+  }
+
+  it('are there before a change at home is answered', async () => {
+    for (let count = 0; count < 5; count++) {
+      const { body } = await eventually(copiedPolicy)
+      assert.equal((await inSecond('select id from policies where id = $1', [body.id])).length, 1)
+    }
+    assert.equal((await inSecond(`select role from users where role = 'admin'`)).length, 1)
+    assert.equal((await inSecond('select id from policies where managed')).length, 3)
+  })
+
+  it('are announced as missing if the cell does not replay them within a second, and arrive later', async () => {
+    const { headers, body } = await withoutReplay(() => newPolicy())
+    assert.equal(headers.get('x-svc-replication'), 'behind')
+    await eventually(async () => (await inSecond('select id from policies where id = $1', [body.id])).length === 1)
+  })
+
+  it('apply in every process within five seconds', async () => {
+    const { key, keyId } = await cells.project('second')
+    const other = await startProcess('web', cells.home, cells.env)
+    try {
+      const there = client(other.url, key.token)
+      const status = async () => (await there.get('/conversations')).status
+      assert.equal(await status(), 200)
+      const [policy] = (await bodyOf(cells.admin.get(`/project-keys/${keyId}`))).policy_ids
+      const document = { statement: [{ effect: 'Deny', action: ['conversations:ListConversations'] }] }
+      await bodyOf(cells.admin.patch(`/policies/${policy}`, { document }))
+      await eventually(async () => (await status()) === 403, { within: EFFECTIVE_MS })
+    } finally {
+      await other.kill('SIGTERM')
+    }
+  })
+
+  it('notify the processes of the cell when they arrive', async () => {
+    const { body: policy } = await newPolicy()
+    const services = await openServices(loadConfig(testEnvironment(cells.second)), {
+      log: silentLog(),
+      role: 'cli',
+    })
+    try {
+      const received: string[] = []
+      await services.notifications.listen('muster_principals', source => received.push(source)).ready
+      await bodyOf(cells.admin.patch(`/policies/${policy.id}`, { name: 'renamed' }))
+      await eventually(() => received.includes(`policy:${policy.id}`))
+    } finally {
+      await services.close()
+    }
+  })
+
+  it('end the keys and assignments of a deleted user in the cell', async () => {
+    const { id: project, key } = await cells.project('second')
+    const user = await createdBy(cells.admin, '/users', { username: 'ida', password: 'correct horse battery' })
+    await inSecond(
+      `insert into project_keys (id, key_hash, key_prefix, user_id, project_id) values ('key_of_ida', '\\x01', 'sk_', $1, $2)`,
+      [user.id, project],
+    )
+    const { body: policy } = await newPolicy()
+    await inSecond(`insert into project_key_policies values ('key_of_ida', $1, 1)`, [policy.id])
+    const provider = await createdBy(key, '/ai-providers', {
+      name: 'double',
+      provider: 'custom',
+      default_model: 'double-1',
+      base_url: `${double.url}/v1`,
+    })
+    const agent = await createdBy(key, '/agents', { name: 'Helper', ai_provider_id: provider.id })
+    const session = await createdBy(key, '/sessions', { agent_id: agent.id })
+    await inSecond('update sessions set assigned_to = $1 where id = $2', [user.id, session.id])
+    assert.equal((await cells.admin.delete(`/users/${user.id}`)).status, 204)
+    await eventually(async () => (await inSecond(`select id from project_keys where id = 'key_of_ida'`)).length === 0)
+    assert.deepEqual(await inSecond(`select key_id from project_key_policies where key_id = 'key_of_ida'`), [])
+    assert.deepEqual(await inSecond('select assigned_to, assigned_at from sessions where id = $1', [session.id]), [
+      { assigned_to: null, assigned_at: null },
+    ])
+  })
+
+  it('keep a policy that a row of the cell references while its delete arrives', async () => {
+    const { key, id: project } = await cells.project('second')
+    const { body: policy } = await newPolicy()
+    const webhook = { name: 'all', url: 'https://example.com/', events: ['*'], policy_id: policy.id }
+    await withoutReplay(async () => {
+      assert.equal((await cells.admin.delete(`/policies/${policy.id}`)).status, 204)
+      await postedBy(key, '/webhooks', webhook)
+    })
+    const { body: next } = await newPolicy()
+    await eventually(async () => (await inSecond('select id from policies where id = $1', [next.id])).length === 1)
+    const found = await inSecond(
+      'select p.id from policies p join webhooks w on w.policy_id = p.id where w.project_id = $1',
+      [project],
+    )
+    assert.deepEqual(found, [{ id: policy.id }])
+  })
+
+  it('refuse the delete of a policy while a cell cannot be read', async () => {
+    const deleted = async () => {
+      const { body } = await newPolicy()
+      return cells.admin.delete(`/policies/${body.id}`)
+    }
+    await inHome(`update cells set state = 'down'`)
+    const refusal = await eventually(async () => {
+      const reply = await deleted()
+      return reply.status === 503 ? reply : null
+    })
+    assert.equal(refusal.body.error.code, 'CELL_UNAVAILABLE')
+    await inHome(`update cells set state = 'open'`)
+    await eventually(async () => (await deleted()).status === 204)
+  })
+
+  it('continue after a crash of either server', async () => {
+    const isCopied = async () => {
+      const { body } = await eventually(async () => {
+        const reply = await newPolicy().catch(() => null)
+        return reply?.status === 201 ? reply : null
+      })
+      await eventually(async () => {
+        const found = await inSecond('select id from policies where id = $1', [body.id]).catch(() => [])
+        return found.length === 1
+      })
+    }
+    await cells.restartHome?.()
+    await isCopied()
+    await cells.kill?.()
+    await cells.restart?.()
+    await isCopied()
+    assert.equal((await copiesState(cells.services, second(cells))).by, 'replication')
+  })
+
+  it('are made again when the slot was lost, with the changes since', async () => {
+    const { body: deleted } = await newPolicy()
+    await stopCopies(cells.services, second(cells))
+    assert.deepEqual((await copiesState(cells.services, second(cells))).by, null)
+    const { body: added } = await newPolicy()
+    assert.equal((await cells.admin.delete(`/policies/${deleted.id}`)).status, 204)
+    await startCopies(cells.services, second(cells))
+    await startCopies(cells.services, second(cells))
+    assert.deepEqual(await inSecond('select id from policies where id = any ($1)', [[added.id, deleted.id]]), [
+      { id: added.id },
+    ])
+    const reply = await eventually(copiedPolicy)
+    assert.equal((await inSecond('select id from policies where id = $1', [reply.body.id])).length, 1)
+  })
+
+  it('are made again by a sweep when home has removed their log', async () => {
+    await inHome(
+      `select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = (select slot_name from pg_replication_slots)`,
+    )
+    await eventually(() =>
+      inHome('select pg_drop_replication_slot(slot_name) from pg_replication_slots').then(
+        () => true,
+        () => false,
+      ),
+    )
+    const { body } = await newPolicy()
+    const all = new Cells(cells.services, { role: 'cli' })
+    await all.start()
+    try {
+      await sweeps.get('copies in cells').run(cells.services, new AbortController().signal)
+    } finally {
+      await all.close()
+    }
+    assert.equal((await inSecond('select id from policies where id = $1', [body.id])).length, 1)
+    await eventually(copiedPolicy)
+  })
+
+  it('are possible between databases of one server, in the schema of home', async () => {
+    await inHome('create database third')
+    const url = new URL(cells.home)
+    url.pathname = '/third'
+    const third = { name: 'third', number: 2, url: url.href }
+    await migrate(third.url)
+    await startCopies(cells.services, third)
+    const { body } = await newPolicy()
+    await eventually(
+      async () => (await cells.rows(third.url, 'select id from policies where id = $1', [body.id])).length === 1,
+    )
+    await stopCopies(cells.services, third)
+    url.searchParams.set('schema', 'cell_third')
+    await migrate(url.href)
+    await assert.rejects(
+      startCopies(cells.services, { ...third, url: url.href }),
+      /requires the schema of home, public/,
+    )
+  })
+})
+
+describe('copies of the rows of home by a server without logical decoding', () => {
+  it('are refused with its setting', async () => {
+    const [here, there] = [await cloneTemplate(), await cloneTemplate()]
+    const home = await openServices(loadConfig(testEnvironment(here.url)), { log: silentLog(), role: 'cli' })
+    try {
+      const cell = { name: 'other', number: 1, url: there.url }
+      await assert.rejects(startCopies(home, cell), /wal_level = minimal; .* requires wal_level = logical/)
+    } finally {
+      await home.close()
+      await Promise.all([here.drop(), there.drop()])
+    }
+  })
+})

@@ -1,0 +1,136 @@
+import assert from 'node:assert/strict'
+import { cellOfId } from '#core/base/ids.ts'
+import { startDouble } from '#local/double/server.ts'
+import { hook } from '../automation/triggers-support.ts'
+import { download, formOf, sendForm } from '../content/file-support.ts'
+import { wire } from '../mcp/support.ts'
+import { client, eventually } from '../support/app.ts'
+import { startCells } from '../support/cells.ts'
+import { createdBy, postedBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+
+type Json = Record<string, any>
+
+describe('credentials of a cell', function () {
+  this.timeout(120_000)
+  const double = forSuite(() => startDouble({}))
+  const cells = forSuite(() => startCells({ workers: true }))
+  const project = forSuite(() => cells.project('second'))
+  const filename = () => `${Math.random().toString(36).slice(2)}.txt`
+  const hello = { bytes: 'hello', name: 'hello.txt' }
+
+  let agent: Json
+  before(async () => {
+    const provider = await postedBy(project.key, '/ai-providers', {
+      name: 'double',
+      provider: 'custom',
+      default_model: 'double-1',
+      base_url: `${double.url}/v1`,
+    })
+    agent = await postedBy(project.key, '/agents', { name: 'Helper', ai_provider_id: provider.id })
+  })
+
+  it('upload tokens store files where they were issued', async () => {
+    const { upload_token } = await createdBy(project.key, '/files/presigned-url', { filename: filename() })
+    const reply = await sendForm(cells.url, null, `/files/upload/${upload_token}`, formOf([hello]))
+    assert.equal(reply.status, 201, JSON.stringify(reply.body))
+    assert.equal(cellOfId(reply.body.id), 1)
+    assert.equal((await download(cells.url, project.key.token, reply.body.id)).bytes.toString(), 'hello')
+  })
+
+  it('a user uploads to the project in the fields before the file, or in the query', async () => {
+    const inForm = formOf([['project_id', project.id], hello])
+    const [form, json] = [
+      await sendForm(cells.url, cells.admin.token, '/files/upload', inForm),
+      await cells.admin.post('/files/upload/base64', {
+        project_id: project.id,
+        filename: filename(),
+        content: Buffer.from('hello').toString('base64'),
+      }),
+    ]
+    for (const reply of [form, json]) {
+      assert.equal(reply.status, 201, JSON.stringify(reply.body))
+      assert.equal(cellOfId(reply.body.id), 1)
+      assert.equal((await download(cells.url, cells.admin.token, reply.body.id)).bytes.toString(), 'hello')
+    }
+  })
+
+  it('tokens of end users act in their project, and in no other', async () => {
+    const issued = await createdBy(project.key, '/actors/tokens', {
+      actor: { external_id: 'ann', name: 'Ann' },
+      agent_ids: [agent.id],
+    })
+    const ann = client(cells.url, issued.token)
+    const session = await createdBy(ann, '/sessions', { agent_id: agent.id })
+    assert.equal(cellOfId(session.id), 1)
+    await createdBy(ann, `/sessions/${session.id}/messages`, { message: 'Hello' })
+    const { body } = await ann.post(`/sessions/${session.id}/generate?wait=true`)
+    assert.equal(body.status, 'completed', JSON.stringify(body))
+    assert.equal((await ann.get('/sessions')).body.total, 1)
+  })
+
+  it('tickets open a stream once', async () => {
+    const session = await createdBy(project.key, '/sessions', { agent_id: agent.id })
+    const { ticket } = await createdBy(project.key, `/sessions/${session.id}/stream-tickets`)
+    const open = async () => {
+      const ending = new AbortController()
+      const { status } = await fetch(`${cells.url}/api/v1/sessions/${session.id}/stream?ticket=${ticket}`, {
+        signal: ending.signal,
+      })
+      ending.abort()
+      return status
+    }
+    assert.deepEqual([await open(), await open()], [200, 401])
+  })
+
+  it('hooks of triggers and callbacks of runs arrive', async () => {
+    const orchestration = await createdBy(project.key, '/orchestrations', {
+      name: 'Waits',
+      nodes: [{ id: 'hook', type: 'webhook' }],
+      edges: [],
+    })
+    const trigger = await createdBy(project.key, '/triggers', {
+      name: 'Hook',
+      type: 'webhook',
+      target_type: 'orchestration',
+      target_id: orchestration.id,
+    })
+    const fired = await hook(cells.url, trigger as never, '{}')
+    assert.equal(fired.status, 202, JSON.stringify([trigger, fired]))
+    const run = await eventually(async () => {
+      const { data } = (await project.key.get('/orchestration-runs?status=awaiting_input')).body
+      return data[0]
+    })
+    const callback = new URL(run.required_actions[0].callback_url).pathname
+    assert.equal((await fetch(`${cells.url}${callback}`, { method: 'POST', body: '{"n":7}' })).status, 202)
+    const done = await eventually(async () => {
+      const { body } = await project.key.get(`/orchestration-runs/${run.id}`)
+      return body.status === 'succeeded' && body
+    })
+    assert.deepEqual(done.artifacts.hook, { n: 7 })
+  })
+
+  it('clients of MCP and of the OpenAI mount act in the cell of their key, or of the project that they name', async () => {
+    for (const token of [project.key.token, cells.admin.token]) {
+      const { body } = await wire(cells.url, token)('tools/call', {
+        name: 'create-conversation',
+        arguments: { name: 'By MCP', project_id: project.id },
+      })
+      const { id } = body.result.structuredContent
+      assert.equal(cellOfId(id), 1, JSON.stringify(body))
+    }
+    const models = await fetch(`${cells.url}/openai/v1/models`, {
+      headers: { authorization: `Bearer ${project.key.token}` },
+    })
+    assert.equal(models.status, 200)
+    assert.ok(((await models.json()) as Json).data.some(({ id }: Json) => id.includes(agent.id)))
+  })
+
+  it('a repeated create with an Idempotency-Key makes one project', async () => {
+    const headers = { 'idempotency-key': 'one-project' }
+    const made = await Promise.all([1, 2, 3].map(() => cells.admin.post('/projects', { name: 'Once' }, headers)))
+    const again = await cells.admin.post('/projects', { name: 'Once' }, headers)
+    const ids = new Set([...made, again].filter(({ status }) => status === 201).map(({ body }) => body.id))
+    assert.equal(ids.size, 1)
+  })
+})

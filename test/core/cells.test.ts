@@ -1,0 +1,189 @@
+import assert from 'node:assert/strict'
+import { cellOfId, cellOfToken } from '#core/base/ids.ts'
+import { startDouble } from '#local/double/server.ts'
+import { type Client, eventually } from '../support/app.ts'
+import { startCells, type TestCells } from '../support/cells.ts'
+import { startProcess } from '../support/processes.ts'
+import { postedBy } from '../support/replies.ts'
+import { forSuite } from '../support/suite.ts'
+
+const CELLS = ['home', 'second']
+
+describe('a deployment with cells', function () {
+  this.timeout(120_000)
+  const double = forSuite(() => startDouble({}))
+  const cells = forSuite(() => startCells({ workers: true }))
+
+  it('keeps a project, its records and its keys in the cell that the admin names', async () => {
+    for (const [index, name] of CELLS.entries()) {
+      const { id, key } = await cells.project(name)
+      assert.deepEqual([cellOfId(id), cellOfToken(key.token as string)], [index, index])
+      const made = await postedBy(key, '/conversations', { name: 'Table' })
+      assert.equal(cellOfId(made.id), index)
+      for (const caller of [key, cells.admin]) assert.equal((await caller.get(`/conversations/${made.id}`)).status, 200)
+      const found = await Promise.all(
+        [cells.home, cells.second].map(async url => {
+          const [{ count }] = await cells.rows(url, 'select count(*)::int as count from projects where id = $1', [id])
+          return count
+        }),
+      )
+      assert.deepEqual(found, [1 - index, index])
+    }
+  })
+
+  it('runs turns of projects of every cell, in web and worker processes', async () => {
+    for (const name of CELLS) {
+      const session = await newSession((await cells.project(name)).key, double.url)
+      for (const query of ['?wait=true', '']) {
+        await postedBy(session.key, `/sessions/${session.id}/messages`, { message: 'Hello' })
+        const { body } = await session.key.post(`/sessions/${session.id}/generate${query}`)
+        await completed(session.key, body.generation_id)
+      }
+    }
+  })
+
+  it('is served by separate workers, which take over what a lost worker held', async () => {
+    const { key } = await cells.project('second')
+    const session = await newSession(key, double.url)
+    const only = {
+      ...cells.env,
+      WORKER_CELLS: 'second',
+      WORKER_HEARTBEAT_INTERVAL_MS: '500',
+      WORKER_HEARTBEAT_STALE_MS: '2000',
+    }
+    await cells.worker?.kill('SIGTERM')
+    const slow = [{ delay_ms: 3000, text: 'Late' }]
+    await postedBy(key, `/sessions/${session.id}/messages`, { message: `@double ${JSON.stringify(slow)}` })
+    const first = await startProcess('worker', cells.home, only)
+    const { body } = await key.post(`/sessions/${session.id}/generate`)
+    await eventually(async () => (await key.get(`/generations/${body.generation_id}`)).body.status === 'in_progress')
+    await first.kill()
+    const next = await startProcess('worker', cells.home, only)
+    await completed(key, body.generation_id)
+    const { key: atHome } = await cells.project('home')
+    const waiting = await newSession(atHome, double.url)
+    await postedBy(atHome, `/sessions/${waiting.id}/messages`, { message: 'Hello' })
+    const queued = await atHome.post(`/sessions/${waiting.id}/generate`)
+    await turnOf(session)
+    assert.equal((await atHome.get(`/generations/${queued.body.generation_id}`)).body.status, 'pending')
+    const all = await startProcess('worker', cells.home, cells.env)
+    await completed(atHome, queued.body.generation_id)
+    await Promise.all([next.kill('SIGTERM'), all.kill('SIGTERM')])
+  })
+
+  it('answers for another project of the same cell, of another one, and of none alike', async () => {
+    const [mine, same, other] = [
+      await cells.project('second'),
+      await cells.project('second'),
+      await cells.project('home'),
+    ]
+    const refusals = []
+    for (const { key } of [same, other]) {
+      const { id } = await postedBy(key, '/conversations', { name: 'Theirs' })
+      const { status, body } = await mine.key.get(`/conversations/${id}`)
+      refusals.push([status, body.error.code, Object.keys(body.error.meta ?? {})])
+    }
+    const { status, body } = await mine.key.get(`/conversations/conv_${'7'.repeat(26)}`)
+    refusals.push([status, body.error.code, Object.keys(body.error.meta ?? {})])
+    assert.deepEqual(refusals[0], refusals[2])
+    assert.deepEqual(refusals[1], refusals[2])
+  })
+})
+
+describe('a cell whose server is lost', function () {
+  this.timeout(180_000)
+  const double = forSuite(() => startDouble({}))
+  const cells = forSuite(() => startCells({ servers: true, workers: true }))
+
+  it('answers 503 that names it, and is back after its return, without a restart; others are not affected', async () => {
+    const [home, second] = [await cells.project('home'), await cells.project('second')]
+    const conversation = await postedBy(second.key, '/conversations', { name: 'Kept' })
+    const before = await newSession(second.key, double.url)
+    await cells.kill?.()
+    for (const [caller, path] of [
+      [second.key, `/conversations/${conversation.id}`],
+      [cells.admin, `/conversations/${conversation.id}`],
+      [cells.admin, `/conversations?project_id=${second.id}`],
+      [cells.admin, '/conversations'],
+      [second.key, '/conversations'],
+    ] as [Client, string][]) {
+      const started = performance.now()
+      const { status, body } = await caller.get(path)
+      assert.deepEqual(
+        [status, body.error?.code, body.error?.meta],
+        [503, 'CELL_UNAVAILABLE', { cell: 'second' }],
+        path,
+      )
+      assert.ok(performance.now() - started < 6000, path)
+    }
+    assert.equal((await home.key.post('/conversations', { name: 'Unaffected' })).status, 201)
+    await turnOf(await newSession(home.key, double.url))
+    assert.equal((await cells.admin.get(`/projects/${home.id}`)).status, 200)
+    const ready = await fetch(`${cells.url}/readyz`)
+    assert.equal(ready.status, 200)
+    await cells.restart?.()
+    await eventually(async () => (await second.key.get(`/conversations/${conversation.id}`)).status === 200)
+    await turnOf(before)
+  })
+
+  it('that is silent is as if it were lost', async () => {
+    const { key } = await cells.project('second')
+    const conversation = await postedBy(key, '/conversations', { name: 'Kept' })
+    const path = `/conversations/${conversation.id}`
+    cells.silence?.()
+    try {
+      await eventually(async () => (await key.get(path)).body.error?.code === 'CELL_UNAVAILABLE', { within: 8000 })
+      const started = performance.now()
+      assert.equal((await cells.admin.get(path)).status, 503)
+      assert.ok(performance.now() - started < 6000)
+      await turnOf(await newSession((await cells.project('home')).key, double.url))
+    } finally {
+      cells.silence?.(false)
+    }
+    await eventually(async () => (await key.get(path)).status === 200)
+  })
+
+  it('does not keep processes from starting, which open it when it answers', async () => {
+    const { key } = await cells.project('second')
+    const conversation = await postedBy(key, '/conversations', { name: 'Kept' })
+    await cells.kill?.()
+    const web = await restarted(cells)
+    const path = `${web.url}/api/v1/conversations/${conversation.id}`
+    const headers = { authorization: `Bearer ${key.token}` }
+    const refused = await fetch(path, { headers })
+    assert.deepEqual([refused.status, ((await refused.json()) as any).error.code], [503, 'CELL_UNAVAILABLE'])
+    await cells.restart?.()
+    await eventually(async () => (await fetch(path, { headers })).status === 200)
+    await web.kill('SIGTERM')
+  })
+})
+
+type Session = { id: string; key: Client }
+
+/** A session with an agent on the model double. */
+async function newSession(key: Client, doubleUrl: string): Promise<Session> {
+  const provider = await postedBy(key, '/ai-providers', {
+    name: 'double',
+    provider: 'custom',
+    default_model: 'double-1',
+    base_url: `${doubleUrl}/v1`,
+  })
+  const agent = await postedBy(key, '/agents', { name: 'Helper', ai_provider_id: provider.id })
+  const { id } = await postedBy(key, '/sessions', { agent_id: agent.id })
+  return { id, key }
+}
+
+const completed = (key: Client, id: string) =>
+  eventually(async () => {
+    const { body } = await key.get(`/generations/${id}`)
+    return body.status === 'completed'
+  })
+
+/** Has a turn of a session executed by a worker. */
+async function turnOf({ id, key }: Session): Promise<void> {
+  await postedBy(key, `/sessions/${id}/messages`, { message: 'Hello' })
+  const { body } = await key.post(`/sessions/${id}/generate`)
+  await completed(key, body.generation_id)
+}
+
+const restarted = (cells: TestCells) => startProcess('web', cells.home, cells.env)

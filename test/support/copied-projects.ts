@@ -1,0 +1,94 @@
+import { DatabaseClient } from '#core/db/pg-client.ts'
+
+/** Characters of IDs before the mark of a copy: those have the time, and those after it differ within a millisecond. */
+const BEFORE = 12
+/** Length of a mark. */
+const MARK = 4
+const DIGIT = '[0-9a-hjkmnp-tv-z]'
+const AFTER = `${DIGIT}{${26 - BEFORE - MARK}}\\M`
+
+/** Prefixes of the IDs of records without a project, which copies share. */
+const SHARED = ['user', 'pol', 'oac', 'ogr']
+
+const MARKED = `(?<!\\m(?:${SHARED.join('|')}))(_${DIGIT}{${BEFORE}})${DIGIT}{${MARK}}(${AFTER})`
+
+const COST = `('x' || left(md5(mark), 7))::bit(28)::int / 1e9`
+/** Time between a row and its copy. */
+const DELAY = `('x' || left(md5(mark || t::text), 4))::bit(16)::int * interval '1 ms'`
+/** One of the first two users. */
+const USER = '(select id from users order by id offset right(mark, 1)::int % 3 % 2 limit 1)'
+
+/** Values of copies in columns that are unique without an ID, or whose sums tests compare. */
+const VALUES: Record<string, string> = {
+  project_keys: `'key_hash', sha256(convert_to(mark || t.id, 'UTF8'))`,
+  usage_events: `'idempotency_key', mark || t.idempotency_key, 'cost_usd', ${COST}`,
+  folded_usage_rollups: `'cost_usd', case t.component when '' then ${COST} else t.cost_usd end`,
+  orchestration_node_executions: `'started_at', t.created_at + ${DELAY} + right(mark, 1)::int * interval '7 ms',
+    'deliveries', 1, 'attempt', 1, 'parked', false`,
+  // Pages of these are cut.
+  cases: `'description', case substr(mark, 3, 1) when '3' then repeat('text ', 500000) end`,
+  feedback: `'score', right(mark, 1)::int % 5 / 4.0, 'labels', json_build_array('good', 'label ' || right(mark, 1))`,
+  sessions: `'control', 'operator', 'assigned_to', ${USER}`,
+}
+
+type Table = { name: string; columns: string; deferred: boolean; dated: boolean; owned: boolean }
+
+const TABLES = `
+  select table_name as name, bool_or(column_name = 'created_at') as dated, bool_or(column_name = 'project_id') as owned,
+    exists (select from pg_constraint where conrelid = quote_ident(table_name)::regclass and condeferrable
+      and contype in ('p', 'u')) as deferred,
+    string_agg(quote_ident(column_name), ', ' order by ordinal_position) as columns
+  from information_schema.columns join information_schema.tables using (table_schema, table_name)
+  where table_schema = 'public' and table_type = 'BASE TABLE' and is_generated = 'NEVER'
+    and table_name not in ('migrations', 'cells', 'project_cells')
+  group by table_name order by table_name`
+
+/** Runs a statement for each table, without foreign keys and triggers. */
+async function forTables(url: string, statement: (table: Table) => string): Promise<void> {
+  const client = new DatabaseClient({ connectionString: url })
+  await client.connect()
+  try {
+    await client.query('set session_replication_role = replica')
+    const { rows } = await client.query(TABLES)
+    for (const table of rows as Table[]) await client.query(statement(table))
+  } finally {
+    await client.end()
+  }
+}
+
+/**
+ * Adds copies of the rows of all projects, as rows of other projects: with a mark of four characters in their IDs, and at other
+ * times, so that copies of different marks follow each other in no order.
+ */
+export const copyProjects = (url: string, marks: readonly string[]): Promise<void> =>
+  forTables(url, ({ name, columns, deferred, dated, owned }) => {
+    const row = `regexp_replace(row_to_json(t)::text, '${MARKED}', '\\1' || mark || '\\2', 'g')::json`
+    const populated = `json_populate_record(null::${name}, ${row})`
+    const others = [
+      ...(dated ? [`'created_at', t.created_at + ${DELAY}`] : []),
+      ...(VALUES[name] ? [VALUES[name]] : []),
+    ]
+    const copy = `json_populate_record(${populated}, json_build_object(${others.join(', ')}))`
+    return `
+      insert into ${name} (${columns}) overriding system value
+      select ${columns} from (
+        select (copy).* from (
+          select ${copy} as copy from ${name} t cross join unnest('{${marks.join(',')}}'::text[]) mark
+          where ${owned ? 't.project_id is not null and' : ''} row_to_json(t)::text ~ '${MARKED}' offset 0) made) copies
+      ${deferred ? '' : 'on conflict do nothing'}`
+  })
+
+/** Tables of which each cell has all rows. */
+const COPIED = ['users', 'policies', 'policy_versions', 'user_policies']
+
+/** Moves the copies of some marks to the schema of a cell. */
+export async function moveCopies(url: string, schema: string, marks: readonly string[]): Promise<void> {
+  const moved = `row_to_json(t)::text ~ '_${DIGIT}{${BEFORE}}(?:${marks.join('|')})${AFTER}'`
+  await forTables(
+    url,
+    ({ name, columns }) => `
+      insert into ${schema}.${name} (${columns}) overriding system value
+      select ${columns} from ${name} t ${COPIED.includes(name) ? '' : `where ${moved}`};
+      ${COPIED.includes(name) ? '' : `delete from ${name} t where ${moved}`}`,
+  )
+}
