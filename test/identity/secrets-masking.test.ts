@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
-import { maskSecrets } from '#identity/secrets/mask.ts'
+import { createHash } from 'node:crypto'
+import { maskSecrets, maskYielding, valuesForTexts } from '#identity/secrets/mask.ts'
 import { processorMs } from '../support/event-loop.ts'
 
 const html = (text: string) =>
@@ -95,5 +96,30 @@ describe('secrets in third-party texts', () => {
       const ms = await processorMs(() => maskSecrets(text, [secret], 65_536))
       assert.ok(ms < 500, `${ms} ms`)
     }
+  })
+
+  it('cost little if there are thousands, and hide a text that has parts of all', async () => {
+    const ordinary = [...Array(4000).keys()].map(n => `sk-${createHash('sha256').update(String(n)).digest('base64')}`)
+    const prose = 'a model says sk- and much more; '.repeat(256)
+    const text = `${prose}${ordinary[7]} ${Buffer.from(ordinary[999]).toString('hex')}`
+    let shown = ''
+    const ms = await processorMs(() => {
+      shown = maskSecrets(text, ordinary)
+    })
+    assert.equal(shown, `${prose}*** ***`)
+    assert.ok(ms < 800, `${ms} ms`)
+
+    const alike = [...Array(1000).keys()].map(n => `${'a'.repeat(1000 + n)}b`)
+    const hidden = await processorMs(() => {
+      shown = maskSecrets(`${'a'.repeat(16_000)}b`, alike)
+    })
+    assert.equal(shown, '***')
+    assert.ok(hidden < 3000, `${hidden} ms`)
+    const budget = { bytes: 2_000_000 }
+    const values = valuesForTexts(alike)
+    assert.deepEqual(
+      [await maskYielding('aaaab', values, budget), await maskYielding('b', values, budget)],
+      ['aaaab', '***'],
+    )
   })
 })

@@ -4,8 +4,8 @@ import { findAll, storableText, truncateBytes } from '#core/base/storable-text.t
 /**
  * Masks secret values in third-party texts in every spelling: literal, or escaped for URLs, forms, JSON and HTML in any
  * mixture and to any depth, or as hex or base64 (both alphabets, also as a part of a longer text such as `user:secret`).
- * Both sides are reduced to plain bytes and compared by the Knuth-Morris-Pratt algorithm, so
- * the cost is linear in text and value for all contents: about 30 ns per byte.
+ * Both sides are reduced to plain bytes. A value of which the text lacks a sequence of four bytes is absent; others are compared by the
+ * Knuth-Morris-Pratt algorithm, so the cost is linear in text and value for all contents: about 30 ns per byte.
  */
 
 const MASK = '***'
@@ -15,23 +15,62 @@ const MASK = '***'
 const MIN_MASKED_BYTES = 8
 /** Default number of bytes of a text that are searched and returned. */
 const DEFAULT_MAX_BYTES = 16 * 1024
+/** Bytes that are compared for one text, half a second of work. */
+const MAX_COMPARED_BYTES = 16 << 20
+
+/** Bytes that may still be compared. A text that takes more is masked as a whole. */
+export type MaskBudget = { bytes: number }
+
+/** A value in the forms in which it is searched, made when first compared. */
+export class MaskedValue {
+  readonly source: Buffer
+  #plain: Uint8Array | undefined
+  readonly #encoded = new Map<Encoding, Buffer[]>()
+
+  constructor(value: string) {
+    this.source = Buffer.from(value)
+  }
+
+  get plain(): Uint8Array {
+    this.#plain ??= plainOf(this.source).bytes
+    return this.#plain
+  }
+
+  /** Returns the possible spellings in an encoding. */
+  encoded(encoding: Encoding): Buffer[] {
+    const made = this.#encoded.get(encoding) ?? encoding.encode(this.source)
+    this.#encoded.set(encoding, made)
+    return made
+  }
+}
+
+/** Returns values for several texts, with the forms that are searched. */
+export const valuesForTexts = (values: readonly string[]): readonly MaskedValue[] =>
+  values.map(value => new MaskedValue(value))
 
 /**
  * Returns the first `maxBytes` of a text with `***` in place of secret values, including a value that is truncated at
  * the end.
  */
 export function maskSecrets(text: string | Buffer, values: readonly string[], maxBytes = DEFAULT_MAX_BYTES): string {
-  const masking = new Masking(text, maxBytes)
-  for (const value of values) masking.add(value)
+  const masking = new Masking(text, maxBytes, { bytes: MAX_COMPARED_BYTES })
+  for (const value of values) masking.add(new MaskedValue(value))
   return masking.text()
 }
 
-/** Masks like `maskSecrets` and yields to the event loop between values: a request may have a thousand of them. */
-export async function maskYielding(text: string | Buffer, values: readonly string[]): Promise<string> {
-  const masking = new Masking(text, DEFAULT_MAX_BYTES)
+/**
+ * Masks like `maskSecrets` and yields to the event loop between values: a request may have a thousand of them.
+ * @param budget of several texts; default of this text
+ */
+export async function maskYielding(
+  text: string | Buffer,
+  values: readonly (string | MaskedValue)[],
+  budget: MaskBudget = { bytes: MAX_COMPARED_BYTES },
+): Promise<string> {
+  const masking = new Masking(text, DEFAULT_MAX_BYTES, budget)
   const yieldIfDue = eventLoopYielder()
   for (const value of values) {
-    masking.add(value)
+    masking.add(typeof value === 'string' ? new MaskedValue(value) : value)
     await yieldIfDue()
   }
   return masking.text()
@@ -42,37 +81,61 @@ class Masking {
   readonly #source: Buffer
   readonly #isCut: boolean
   readonly #plain: Plain
+  readonly #budget: MaskBudget
   /** Number of occurrences that start at each source byte minus the number that end there. */
   readonly #begun: Int32Array
-  /** Views of the text in which encoded values are found, each with its longest run of digits; made for the first value. */
-  #encoded: EncodedView[] | undefined
+  /** Views of the text in which values are found, made for the first value. */
+  #views: { plain: View; encoded: EncodedView[] } | undefined
 
-  constructor(text: string | Buffer, maxBytes: number) {
+  constructor(text: string | Buffer, maxBytes: number, budget: MaskBudget) {
     this.#maxBytes = maxBytes
     this.#isCut = Buffer.byteLength(text) > maxBytes
     this.#source = Buffer.from(storableText(truncateBytes(text, maxBytes)))
     this.#plain = plainOf(this.#source, this.#isCut)
+    this.#budget = budget
     this.#begun = new Int32Array(this.#source.length + 1)
   }
 
   /** Masks every occurrence of a value. */
-  add(value: string): void {
-    const source = Buffer.from(value)
-    if (source.length < MIN_MASKED_BYTES) return
+  add(value: MaskedValue): void {
+    const { length } = value.source
+    if (length < MIN_MASKED_BYTES || this.#budget.bytes <= 0) return
+    this.#budget.bytes -= length
+    if (value.plain.length === 0) return
     const { bytes } = this.#plain
-    const needle = plainOf(source).bytes
-    if (needle.length === 0) return
-    const matched = findAll(bytes, needle, end => this.#hide(end - needle.length, end, MIN_MASKED_BYTES))
+    this.#views ??= { plain: viewOf(bytes), encoded: ENCODINGS.map(encoding => encodedView(bytes, encoding)) }
+    const { plain, encoded } = this.#views
     // A truncated text may end with the start of the value.
-    if (this.#isCut && matched > 0) this.#hide(bytes.length - matched, bytes.length, 1)
-    this.#encoded ??= ENCODINGS.map(encoding => encodedView(bytes, encoding))
-    for (const { digits, longestRun, encoding } of this.#encoded)
-      if (longestRun >= source.length) for (const encoded of encoding.encode(source)) this.#addEncoded(digits, encoded)
+    this.#search(plain, value.plain, 1)
+    for (const view of encoded)
+      if (view.longestRun >= length)
+        for (const spelling of value.encoded(view.encoding)) this.#search(view, spelling, LEAST_CUT_DIGITS)
   }
 
-  #addEncoded(digits: Uint8Array, encoded: Buffer): void {
-    const matched = findAll(digits, encoded, end => this.#hide(end - encoded.length, end, MIN_MASKED_BYTES))
-    if (this.#isCut && matched >= LEAST_CUT_DIGITS) this.#hide(digits.length - matched, digits.length, 1)
+  /** @param leastCut bytes of the start of the value at the end of a truncated text that are masked */
+  #search(view: View, sought: Uint8Array, leastCut: number): void {
+    const { bytes } = view
+    if (this.#mayContain(view, sought)) {
+      this.#budget.bytes -= bytes.length + sought.length
+      findAll(bytes, sought, end => this.#hide(end - sought.length, end, MIN_MASKED_BYTES))
+    }
+    if (!this.#isCut) return
+    const tail = bytes.subarray(Math.max(0, bytes.length - sought.length + 1))
+    this.#budget.bytes -= tail.length
+    const matched = findAll(tail, sought, () => {})
+    if (matched >= leastCut) this.#hide(bytes.length - matched, bytes.length, 1)
+  }
+
+  /** Whether the text has all sequences of four bytes of a value. */
+  #mayContain({ bytes, sequences }: View, sought: Uint8Array): boolean {
+    if (sought.length > bytes.length) return false
+    let last = 0
+    for (let at = 0; at < sought.length; at++) {
+      this.#budget.bytes--
+      last = nextSequence(last, sought[at])
+      if (at >= SEQUENCE - 1 && !hasBit(sequences, last)) return false
+    }
+    return true
   }
 
   /** Masks plain bytes together with adjacent backslashes, which may be part of the value. */
@@ -85,6 +148,7 @@ class Masking {
 
   /** Returns the masked text. */
   text(): string {
+    if (this.#budget.bytes <= 0) return MASK
     const { starts, bytes } = this.#plain
     const end = starts[bytes.length]
     const parts: (string | Buffer)[] = []
@@ -112,8 +176,35 @@ type Encoding = {
   encode: (value: Buffer) => Buffer[]
 }
 
+/** A form of the text in which values are found. `sequences`: bits of the sequences of four bytes that it has, by their hashes. */
+type View = { bytes: Uint8Array; sequences: Uint8Array }
+
 /** An unescaped text as digits of an encoding, at the same indexes. */
-type EncodedView = { digits: Uint8Array; longestRun: number; encoding: Encoding }
+type EncodedView = View & { longestRun: number; encoding: Encoding }
+
+const SEQUENCE = 4
+const SEQUENCE_BITS = 16
+
+const nextSequence = (last: number, byte: number): number => (last << 8) | byte
+
+const bitOf = (sequence: number): number => Math.imul(sequence, 0x9e3779b1) >>> (32 - SEQUENCE_BITS)
+
+const hasBit = (sequences: Uint8Array, sequence: number): boolean => {
+  const bit = bitOf(sequence)
+  return (sequences[bit >> 3] & (1 << (bit & 7))) !== 0
+}
+
+function viewOf(bytes: Uint8Array): View {
+  const sequences = new Uint8Array(1 << (SEQUENCE_BITS - 3))
+  let last = 0
+  for (let at = 0; at < bytes.length; at++) {
+    last = nextSequence(last, bytes[at])
+    if (at < SEQUENCE - 1) continue
+    const bit = bitOf(last)
+    sequences[bit >> 3] |= 1 << (bit & 7)
+  }
+  return { bytes, sequences }
+}
 
 const [DASH, UNDERSCORE, SLASH] = [...Buffer.from('-_/')]
 
@@ -149,7 +240,7 @@ function encodedView(bytes: Uint8Array, encoding: Encoding): EncodedView {
     run = digit === 0 ? 0 : run + 1
     if (run > longestRun) longestRun = run
   }
-  return { digits, longestRun, encoding }
+  return { ...viewOf(digits), longestRun, encoding }
 }
 
 /**
