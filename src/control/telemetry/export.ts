@@ -7,7 +7,6 @@ import { entityMailbox, queueMessage, workQueue } from '#core/queues/queue.ts'
 import { logAttempt } from '#core/work/attempt.ts'
 import { handler, schedule } from '#core/work/handler.ts'
 import type { Tx } from '#core/writes/writer.ts'
-import { valuesToMask } from '#identity/secrets/resolve.ts'
 import { fileExceptionInTx } from '../exceptions/file-exception.ts'
 import { retryDelayMs } from '../webhooks/deliver.ts'
 import type { TargetRow } from './model.ts'
@@ -17,9 +16,12 @@ import {
   findTarget,
   listDueProjects,
   listOldestSpans,
+  listOtherRows,
   type OutboxRow,
+  recordDropped,
   recordExported,
   recordFailedExport,
+  recordRefusedBatch,
 } from './store.ts'
 
 /** Time between two checks for due requests. */
@@ -32,8 +34,6 @@ const CONCURRENCY = 50
 const MAX_BACKOFF_MS = 300_000
 /** Time that a worker sends spans of one project before it serves others. */
 const TURN_MS = 20_000
-/** Statuses of a request that fails whenever it is sent: part of the spans may be the reason. */
-const REFUSED_STATUSES = [400, 413, 422]
 
 export const projectSpans = new Counter({
   name: 'muster_project_spans_total',
@@ -62,8 +62,8 @@ export const exportHandler = handler(
   { concurrency: CONCURRENCY },
   async ({ project_id }, { services, signal, stopping }) => {
     const until = performance.now() + TURN_MS
-    while (!stopping.aborted && performance.now() < until)
-      if (!(await exportBatch(services, project_id, signal))) return
+    const turn: ExportTurn = { signal, stopping, drops: 0 }
+    while (!stopping.aborted && performance.now() < until) if (!(await exportBatch(services, project_id, turn))) return
   },
 )
 
@@ -90,37 +90,50 @@ export const schedules = [
   ),
 ]
 
-/** Sends the oldest spans of a project. Returns whether to send more now. */
-async function exportBatch(services: Services, project_id: string, signal: AbortSignal): Promise<boolean> {
+/** Units that are dropped when they are refused, after the receiver has accepted another: it may begin to refuse all. */
+const MAX_DROPS = 10
+
+/** `drops`: units that may still be dropped when they are refused. */
+type ExportTurn = { signal: AbortSignal; stopping: AbortSignal; drops: number }
+
+/**
+ * Sends the oldest spans of a project in one request, whose outcome is recorded before the next. Returns whether to send more now. If
+ * the receiver refuses the content, the next request has half of the rows, and after each success twice as many.
+ */
+async function exportBatch(services: Services, project_id: string, turn: ExportTurn): Promise<boolean> {
   const { pool, log } = services
   const target = await findTarget(pool, project_id)
-  const rows = target ? await listOldestSpans(pool, project_id) : []
+  const rows = target ? await listOldestSpans(pool, target) : []
   if (!target || rows.length === 0) return false
   const started = performance.now()
+  const logged = (fields: Parameters<typeof logAttempt>[3]) => logAttempt(log, exportQueue.name, started, fields)
   await injectFault(services, `${exportQueue.name}/claimed`)
-  const { receipt, sent, dropped } = await sendRows(services, target, rows, signal)
-  if (signal.aborted) return false
+  const receipt = await sendRows(services, target, rows, turn)
+  if (receipt === null) return false
   await injectFault(services, `${exportQueue.name}/ending`)
-  const lost = countSpans(dropped)
-  if (sent.length > 0) {
-    const ids = [...sent, ...dropped].map(({ id }) => id)
-    if (lost === 0) await recordExported(pool, project_id, { ids, dropped: 0 })
-    else
-      await services.write(async tx => {
-        await recordExported(tx, project_id, { ids, dropped: lost })
-        fileDropped(tx, { project_id, spans: lost })
-      })
-    projectSpans.inc({ outcome: 'exported' }, countSpans(sent))
-    projectSpans.inc({ outcome: 'dropped' }, lost)
-  }
-  const fields = { project_id, spans: countSpans(sent), dropped: lost, status_code: receipt.status_code }
+  const fields = { project_id, spans: countSpans(rows), status_code: receipt.status_code }
   if (receipt.ok) {
-    logAttempt(log, exportQueue.name, started, { ...fields, outcome: 'exported', decision: 'done' })
+    await recordSent(services, target, rows, turn)
+    logged({ ...fields, outcome: 'exported', decision: 'done' })
+    return true
+  }
+  const isRefused = isRefusal(receipt)
+  if (isRefused && rows.length > 1) {
+    await recordRefusedBatch(pool, target, Math.ceil(rows.length / 2))
+    logged({ ...fields, outcome: 'refused', decision: 'retry', next_ms: 0 })
+    return true
+  }
+  if (isRefused && turn.drops === 0) await sendOthers(services, target, rows[0], turn)
+  if (isRefused && turn.drops === 0 && turn.stopping.aborted) return false
+  if (isRefused && turn.drops > 0) {
+    turn.drops--
+    await drop(services, target, rows[0])
+    logged({ ...fields, outcome: 'refused', decision: 'drop' })
     return true
   }
   const delayMs = Math.min(MAX_BACKOFF_MS, retryDelayMs(Math.min(target.failures + 1, 20)))
-  await recordFailedExport(pool, project_id, { error: errorOf(receipt), delayMs })
-  logAttempt(log, exportQueue.name, started, { ...fields, outcome: 'failed', decision: 'retry', next_ms: delayMs })
+  await recordFailedExport(pool, target, { error: isRefused ? REFUSED : errorOf(receipt), delayMs })
+  logged({ ...fields, outcome: 'failed', decision: 'retry', next_ms: delayMs })
   return false
 }
 
@@ -129,53 +142,58 @@ const countSpans = (rows: readonly OutboxRow[]): number => rows.reduce((sum, { s
 const errorOf = ({ status_code, response_body }: Receipt): string =>
   status_code === null ? response_body : `${status_code} ${response_body}`.trim()
 
-/** Refused rows after which a receiver that has accepted none counts as failing. */
-const MAX_REFUSED = 3
-
-type Sent = { receipt: Receipt; sent: readonly OutboxRow[]; dropped: readonly OutboxRow[] }
-
-/**
- * Sends rows in one request. If the receiver refuses its content, the halves are sent: a row that it refuses is dropped once it has
- * accepted another one, and must not hold up the others. A receiver that accepts none may only be configured wrongly.
- */
+/** Sends rows in one request; null if the worker stops before the receiver answers. */
 async function sendRows(
   services: Services,
   target: TargetRow,
   rows: readonly OutboxRow[],
-  signal: AbortSignal,
-): Promise<Sent> {
-  let values: Promise<string[]> | null = null
-  const secrets = () => {
-    values ??= valuesToMask(services, target.project_id)
-    return values
-  }
-  const texts = new Map((await readSpans(services, target, rows, secrets)).map(({ id, spans }) => [id, spans]))
-  const sent: OutboxRow[] = []
-  const refused: OutboxRow[] = []
-  /** Returns the receipt that ends the batch; null to continue. */
-  const send = async (some: readonly OutboxRow[]): Promise<Receipt | null> => {
-    const body = otlpBody(some.map(({ id }) => texts.get(id) as string))
-    const receipt = await postSpans(services, target, body, signal)
-    if (receipt.ok) {
-      sent.push(...some)
-      return null
-    }
-    if (!REFUSED_STATUSES.includes(receipt.status_code ?? 0)) return receipt
-    if (some.length === 1) {
-      refused.push(...some)
-      return sent.length === 0 && refused.length >= MAX_REFUSED ? receipt : null
-    }
-    const half = Math.ceil(some.length / 2)
-    return (await send(some.slice(0, half))) ?? send(some.slice(half))
-  }
-  const failed = await send(rows)
-  const isRefused = sent.length === 0 && refused.length > 0
-  const receipt = failed ?? (isRefused ? REFUSED : ACCEPTED)
-  return { receipt, sent, dropped: sent.length > 0 ? refused : [] }
+  { signal, stopping }: ExportTurn,
+): Promise<Receipt | null> {
+  const texts = await readSpans(services, target, rows, stopping)
+  if (texts === null) return null
+  const receipt = await postSpans(services, target, otlpBody(texts), signal)
+  return signal.aborted ? null : receipt
 }
 
-const ACCEPTED: Receipt = { ok: true, status_code: 200, response_body: '' }
-const REFUSED: Receipt = { ok: false, status_code: null, response_body: 'the receiver refuses all spans' }
+async function recordSent(
+  services: Services,
+  target: TargetRow,
+  rows: readonly OutboxRow[],
+  turn: ExportTurn,
+): Promise<void> {
+  turn.drops = MAX_DROPS
+  await recordExported(services.pool, target, rows)
+  projectSpans.inc({ outcome: 'exported' }, countSpans(rows))
+}
+
+/**
+ * Sends other rows than a refused one until one is accepted: a row that is refused must not hold up the others, but a receiver that
+ * accepts none may only be configured wrongly.
+ */
+async function sendOthers(services: Services, target: TargetRow, refused: OutboxRow, turn: ExportTurn): Promise<void> {
+  for (const row of await listOtherRows(services.pool, target, refused.id)) {
+    const receipt = turn.stopping.aborted ? null : await sendRows(services, target, [row], turn)
+    if (receipt?.ok) return recordSent(services, target, [row], turn)
+    if (!receipt || !isRefusal(receipt)) return
+  }
+}
+
+/** Whether a request fails whenever it is sent: part of the spans may be the reason. */
+const isRefusal = ({ status_code }: Receipt): boolean => [400, 413, 422].includes(status_code ?? 0)
+
+const REFUSED = 'the receiver refuses all spans'
+
+/** Drops a row that the receiver refuses while it accepts another. */
+async function drop(services: Services, target: TargetRow, row: OutboxRow): Promise<void> {
+  const { project_id } = target
+  const spans = row.span_count
+  const isDropped = await services.write(async tx => {
+    const found = await recordDropped(tx, target, row)
+    if (found) fileDropped(tx, { project_id, spans })
+    return found
+  })
+  if (isDropped) projectSpans.inc({ outcome: 'dropped' }, spans)
+}
 
 /** Files one exception for all drops of a project. */
 const fileDropped = (tx: Tx, { project_id, spans }: { project_id: string; spans: number }): void => {

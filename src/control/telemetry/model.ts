@@ -93,6 +93,8 @@ export const TargetRow = z.object({
   dropped: z.int(),
   failures: z.int(),
   last_error: z.string().nullable(),
+  batch_rows: z.int().nullable(),
+  updated_at: z.string(),
 })
 export type TargetRow = z.output<typeof TargetRow>
 

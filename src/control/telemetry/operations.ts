@@ -34,7 +34,7 @@ const WITHOUT_TARGET = {
 
 async function present(db: Queryable, projectId: string, row: TargetRow | null) {
   if (!row) return WITHOUT_TARGET
-  const { project_id: _, author: __, sealed_headers: ___, failures: ____, ...shown } = row
+  const { project_id: _, author, sealed_headers, failures, batch_rows, updated_at, ...shown } = row
   return { ...shown, lag_seconds: await findLag(db, projectId) }
 }
 

@@ -12,8 +12,8 @@ import { openJson } from '#core/secrets/json.ts'
 import { openText } from '#core/secrets/sealed-text.ts'
 import { type SpanContent, sealedForSpans } from '#core/writes/span-outbox.ts'
 import { callerForPrincipal } from '#identity/principals/principals.ts'
-import { maskYielding } from '#identity/secrets/mask.ts'
-import { resolveTokens } from '#identity/secrets/resolve.ts'
+import { type MaskBudget, maskYielding, valuesForTexts } from '#identity/secrets/mask.ts'
+import { resolveTokens, valuesToMask } from '#identity/secrets/resolve.ts'
 import { credentialsIn, receiverLimits, shownResponse } from '../webhooks/deliver.ts'
 import { sealedForTarget, type TargetRow } from './model.ts'
 import type { OutboxRow } from './store.ts'
@@ -74,23 +74,31 @@ function receiptOf(outcome: EgressOutcome, sent: readonly string[]): Receipt {
   return { ok: outcome.kind === 'answer' && outcome.status >= 200 && outcome.status < 300, ...shown }
 }
 
-/** Returns the spans of rows as JSON texts, with the content that the author of the target may read. */
+/** Bytes that are compared to mask the content of one request, a second of work. */
+const MAX_COMPARED_BYTES = 32 << 20
+
+/**
+ * Returns the spans of rows as JSON texts, with the content that the author of the target may read; null if `stopping` is aborted
+ * before.
+ */
 export async function readSpans(
   services: Services,
   target: TargetRow,
   rows: readonly OutboxRow[],
-  secrets: () => Promise<readonly string[]>,
-): Promise<{ id: string; spans: string }[]> {
+  stopping: AbortSignal,
+): Promise<string[] | null> {
   const hasContent = target.content === 'full' && rows.some(({ sealed_content }) => sealed_content !== null)
   const author = hasContent ? await callerForPrincipal(services, target.author, target.project_id) : null
-  const read: { id: string; spans: string }[] = []
+  const masking = author && {
+    values: valuesForTexts(await valuesToMask(services, target.project_id)),
+    budget: { bytes: MAX_COMPARED_BYTES },
+  }
+  const read: string[] = []
   for (const row of rows) {
+    if (stopping.aborted) return null
     const spans = (await inflate(Buffer.from(row.spans, 'base64'))).toString('utf8')
     const text = author && mayRead(author, target.project_id, row) ? contentOf(services, target.project_id, row) : null
-    read.push({
-      id: row.id,
-      spans: text === null ? spans.slice(1, -1) : await withContent(spans, text, await secrets()),
-    })
+    read.push(masking && text !== null ? await withContent(spans, text, masking) : spans.slice(1, -1))
   }
   return read
 }
@@ -111,12 +119,14 @@ export const READ_CONTENT = 'traces:GetTrace'
 const contentOf = (services: Services, project_id: string, { id, sealed_content }: OutboxRow): string | null =>
   sealed_content === null ? null : openText(services, sealed_content, sealedForSpans(id, project_id))
 
+type ContentMasking = { values: ReturnType<typeof valuesForTexts>; budget: MaskBudget }
+
 /** Adds content to spans, with `***` in place of secrets. */
-async function withContent(spans: string, text: string, secrets: readonly string[]): Promise<string> {
+async function withContent(spans: string, text: string, { values, budget }: ContentMasking): Promise<string> {
   const content: SpanContent = JSON.parse(text)
   const read: { spanId: string; attributes: unknown[] }[] = JSON.parse(spans)
   for (const { spanId, attributes } of read)
     for (const [key, value] of Object.entries(content[spanId] ?? {}))
-      attributes.push({ key, value: { stringValue: await maskYielding(value, secrets) } })
+      attributes.push({ key, value: { stringValue: await maskYielding(value, values, budget) } })
   return read.map(span => JSON.stringify(span)).join(',')
 }

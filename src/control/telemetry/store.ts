@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { SPAN_KINDS } from '#core/base/span-targets.ts'
-import { idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { TargetRow } from './model.ts'
 
 /** Rows of one request, and their compressed bytes: some 2 MiB of JSON. */
@@ -23,7 +23,7 @@ export const listTargets = (db: Queryable): Promise<readonly KnownTarget[]> =>
 
 const targetRow = sql.type(TargetRow)
 const targetColumns = sql.fragment`t.project_id, t.endpoint, t.sealed_headers, t.header_names, t.sample_ratio, t.content, t.kinds,
-  t.author, t.last_exported_at, t.dropped, t.failures, t.last_error`
+  t.author, t.last_exported_at, t.dropped, t.failures, t.last_error, t.batch_rows, t.updated_at`
 
 export const findTarget = (db: Queryable, projectId: string): Promise<TargetRow | null> =>
   db.maybeOne(targetRow`select ${targetColumns} from telemetry_targets t where t.project_id = ${projectId}`)
@@ -36,7 +36,10 @@ export const findLag = (db: Queryable, projectId: string): Promise<number | null
     select (select greatest(0, extract(epoch from now() - s.created_at))::float8 from span_outbox s
       where s.project_id = ${projectId} order by s.id limit 1) as lag_seconds`)
 
-type TargetValues = Omit<TargetRow, 'last_exported_at' | 'dropped' | 'failures' | 'last_error'>
+type TargetValues = Omit<
+  TargetRow,
+  'last_exported_at' | 'dropped' | 'failures' | 'last_error' | 'batch_rows' | 'updated_at'
+>
 
 /** Writes the target of a project. Its counts stay, and its next request is due. */
 export const putTarget = (db: Queryable, target: TargetValues): Promise<TargetRow> =>
@@ -47,7 +50,7 @@ export const putTarget = (db: Queryable, target: TargetValues): Promise<TargetRo
     on conflict (project_id) do update set endpoint = excluded.endpoint, sealed_headers = excluded.sealed_headers,
       header_names = excluded.header_names, sample_ratio = excluded.sample_ratio, content = excluded.content,
       kinds = excluded.kinds, author = excluded.author, failures = 0, last_error = null, next_attempt_at = now(),
-      updated_at = now()
+      batch_rows = null, updated_at = now()
     returning ${targetColumns}`)
 
 /** Deletes the target of a project and the spans that it has not been sent. */
@@ -72,40 +75,96 @@ const OutboxRow = z.object({
 /** Spans of a unit of work; `spans` as base64. */
 export type OutboxRow = z.output<typeof OutboxRow>
 
+const outboxRow = sql.type(OutboxRow)
+const outboxColumns = sql.fragment`o.id, encode(o.spans, 'base64') as spans, o.span_count, o.sealed_content, o.trace_id`
+
+/** Version of a target: a request in flight has no outcome for a target that replaces it. */
+type ReadTarget = Pick<TargetRow, 'project_id' | 'updated_at'>
+const isUnchanged = ({ project_id, updated_at }: ReadTarget): Fragment =>
+  sql.fragment`project_id = ${project_id} and updated_at = ${updated_at}`
+
 /** Lists the oldest rows of a project that fit into a request, at least one if a request is due (index span_outbox_project). */
-export const listOldestSpans = (db: Queryable, projectId: string): Promise<readonly OutboxRow[]> =>
-  db.any(sql.type(OutboxRow)`
-    select o.id, encode(o.spans, 'base64') as spans, o.span_count, o.sealed_content, o.trace_id
+export const listOldestSpans = (
+  db: Queryable,
+  { project_id, batch_rows }: Pick<TargetRow, 'project_id' | 'batch_rows'>,
+): Promise<readonly OutboxRow[]> =>
+  db.any(outboxRow`
+    select ${outboxColumns}
     from span_outbox o join (
       select s.id, sum(s.bytes) over (order by s.id) - s.bytes as before
-      from (select s.id, s.bytes from span_outbox s where s.project_id = ${projectId} order by s.id limit ${BATCH.rows}) s
+      from (
+        select s.id, s.bytes from span_outbox s where s.project_id = ${project_id} order by s.id limit ${batch_rows ?? BATCH.rows}
+      ) s
     ) b on b.id = o.id
     where b.before < ${BATCH.bytes}
-      and exists (select from telemetry_targets t where t.project_id = ${projectId} and t.next_attempt_at <= now())
+      and exists (select from telemetry_targets t where t.project_id = ${project_id} and t.next_attempt_at <= now())
     order by o.id`)
 
-/** Deletes rows that the receiver has accepted, or refused permanently, and records the success. */
+/** Rows from which `listOtherRows` chooses. */
+const MAX_OTHERS = 100
+
+/** Lists three rows but a refused one, the newest first and after each failure others (index span_outbox_project). */
+export const listOtherRows = (
+  db: Queryable,
+  { project_id, failures }: Pick<TargetRow, 'project_id' | 'failures'>,
+  refusedId: string,
+): Promise<readonly OutboxRow[]> =>
+  db.any(outboxRow`
+    select ${outboxColumns}
+    from span_outbox o join (
+      select s.id, row_number() over (order by s.id desc) - 1 as rank, count(*) over () as total
+      from (
+        select s.id from span_outbox s where s.project_id = ${project_id} and s.id <> ${refusedId}
+        order by s.id desc limit ${MAX_OTHERS}
+      ) s
+    ) b on b.id = o.id
+    where b.rank in (select (${failures} + n * b.total / 3) % b.total from generate_series(0, 2) n)
+    order by o.id desc`)
+
+/** Deletes rows that the receiver has accepted, and records the success. */
 export const recordExported = (
   db: Queryable,
-  projectId: string,
-  { ids, dropped }: { ids: readonly string[]; dropped: number },
+  target: ReadTarget,
+  rows: readonly Pick<OutboxRow, 'id'>[],
 ): Promise<unknown> =>
   db.query(voidStatement`
-    with sent as (delete from span_outbox where id = any(${sql.array([...ids], 'text')}))
-    update telemetry_targets set last_exported_at = now(), failures = 0, last_error = null, dropped = dropped + ${dropped},
-      next_attempt_at = now()
-    where project_id = ${projectId}`)
+    with sent as (delete from span_outbox where id = any(${sql.array(
+      rows.map(({ id }) => id),
+      'text',
+    )}))
+    update telemetry_targets set last_exported_at = now(), failures = 0, last_error = null, next_attempt_at = now(),
+      batch_rows = nullif(least(batch_rows * 2, ${BATCH.rows}), ${BATCH.rows})
+    where ${isUnchanged(target)}`)
+
+/** Records that the receiver has refused the content of a request: the next one has `rows`. */
+export const recordRefusedBatch = (db: Queryable, target: ReadTarget, rows: number): Promise<unknown> =>
+  db.query(voidStatement`update telemetry_targets set batch_rows = ${rows} where ${isUnchanged(target)}`)
+
+/** Deletes a row that the receiver has refused permanently, and counts its spans. Returns whether it did. */
+export const recordDropped = async (
+  db: Queryable,
+  target: ReadTarget,
+  { id, span_count }: OutboxRow,
+): Promise<boolean> => {
+  const dropped = await db.maybeOneFirst(idStatement`
+    with counted as (
+      update telemetry_targets set dropped = dropped + ${span_count}
+      where ${isUnchanged(target)} and exists (select from span_outbox where id = ${id}) returning project_id
+    )
+    delete from span_outbox where id = ${id} and exists (select from counted) returning id`)
+  return dropped !== null
+}
 
 /** Records a failed request, after which the next one is due in `delayMs`. */
 export const recordFailedExport = (
   db: Queryable,
-  projectId: string,
+  target: ReadTarget,
   { error, delayMs }: { error: string; delayMs: number },
 ): Promise<unknown> =>
   db.query(voidStatement`
     update telemetry_targets set failures = failures + 1, last_error = ${error},
       next_attempt_at = now() + ${delayMs} * interval '1 ms'
-    where project_id = ${projectId}`)
+    where ${isUnchanged(target)}`)
 
 const droppedRow = sql.type(z.object({ project_id: z.string(), spans: z.int() }))
 
