@@ -5,7 +5,7 @@ import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
-import { bodyOf } from '../support/replies.ts'
+import { bodyOf, createdBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
 const ENV = { WEBHOOK_TIMEOUT_MS: '10000', SHUTDOWN_GRACE_MS: '20000' }
@@ -113,5 +113,46 @@ describe('the export of spans to a telemetry target', function () {
       await put()
       processes.length = 0
     }
+  })
+})
+
+describe('end users in spans for a telemetry target', function () {
+  this.timeout(120_000)
+  const env = { ...ENV, OTEL_CAPTURE_USER: 'true' }
+  const app: AgentApp = forSuite(() => startAgentApp({ workers: [], env }))
+  const receiver: Receiver = forSuite(() => startReceiver())
+  let worker: TestProcess
+  after(() => worker?.kill())
+
+  it('are named without a collector, and erased from waiting spans when they are purged', async () => {
+    await bodyOf(app.key.put(`/projects/${app.projectId}/telemetry`, { endpoint: receiver.url }))
+    const isDue = (time: string) => app.rows(`update telemetry_targets set next_attempt_at = '${time}'`)
+    await isDue('infinity')
+    worker = await startProcess('worker', app.databaseUrl, env)
+    const turnOf = async (external_id: string) => {
+      const actor = await createdBy(app.key, '/actors', { name: 'Ann', external_id })
+      const session = await createdBy(app.key, '/sessions', {
+        agent_id: app.agentId,
+        actor_id: actor.id,
+        auto_generate: true,
+      })
+      await bodyOf(app.key.post(`/sessions/${session.id}/messages?wait=true`, { message: 'hello' }))
+      return actor.id
+    }
+    await turnOf('CANARY-kept')
+    const purged = await turnOf('CANARY-purged')
+    assert.equal((await app.key.post(`/actors/${purged}/purge-content`)).status, 202)
+    await eventually(async () => (await app.rows('select from actor_purges')).length === 0, { what: 'the purge' })
+    await isDue('now')
+    await eventually(async () => (await app.rows('select from span_outbox')).length === 0, {
+      what: 'an empty outbox',
+      within: 60_000,
+    })
+    const sent = receiver.requests.map(({ body }) => body).join()
+    assert.equal(sent.split('invoke_agent').length > 2, true)
+    assert.deepEqual(
+      ['CANARY-kept', 'CANARY-purged', 'gen_ai.input.messages'].map(text => sent.includes(text)),
+      [true, false, false],
+    )
   })
 })

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { loadConfig } from '#config.ts'
 import { silentLog } from '#core/base/log.ts'
+import { type CapturedSpan, SpanCapture, type SpanTarget } from '#core/base/span-targets.ts'
 import { changeSpanTargets, openTelemetry, startSpan } from '#core/base/telemetry.ts'
 import { ATTRIBUTE, MUSTER } from '#core/base/telemetry-names.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
@@ -221,9 +222,9 @@ describe('content of spans in memory', () => {
   }).timeout(90_000)
 
   it('is at most 1 MiB of a unit of work for the receiver of its project', () => {
-    const log = silentLog()
+    const options = { config: { OTEL_CAPTURE_USER: false }, log: silentLog() }
     const target = { sample_ratio: 1, content: 'full' as const, kinds: new Set<never>() }
-    changeSpanTargets(targets => targets.set('proj_1', target), log)
+    changeSpanTargets(targets => targets.set('proj_1', target), options)
     try {
       const span = startSpan(chat('proj_1'), null)
       assert.ok(span?.capture)
@@ -233,7 +234,71 @@ describe('content of spans in memory', () => {
       assert.equal(taken, (1 << 20) / 8192)
       assert.deepEqual(Object.keys(span.captured().content ?? {}).length, taken)
     } finally {
-      changeSpanTargets(targets => targets.delete('proj_1'), log)
+      changeSpanTargets(targets => targets.delete('proj_1'), options)
     }
+  })
+
+  describe('of a unit of work for the receiver of its project', () => {
+    const spanOf = (spanId: string, parentSpanId: string | null, name = 'node x') => ({
+      spanId,
+      captured: (): CapturedSpan => ({
+        traceId: 't',
+        spanId,
+        parentSpanId,
+        name,
+        kind: 1,
+        startedAt: 1,
+        endedAt: 2,
+        isFailed: false,
+        attributes: {},
+        links: [],
+        events: [],
+        content: null,
+      }),
+    })
+    const captureOf = (kinds: SpanTarget['kinds'] = new Set()) =>
+      new SpanCapture('proj_1', { sample_ratio: 1, content: 'none', kinds })
+    const parents = (spans: readonly CapturedSpan[]) =>
+      Object.fromEntries(spans.map(({ spanId, parentSpanId }) => [spanId, parentSpanId]))
+
+    it('has one root, which is kept beyond 1,000 spans and is the parent of children of dropped ones', () => {
+      const capture = captureOf()
+      const root = spanOf('root', 'outside', 'invoke_agent x')
+      capture.start(root)
+      const others = [...Array(1000).keys()].map(n => spanOf(`s${n}`, 'root'))
+      for (const span of others) {
+        capture.start(span)
+        capture.end(span)
+      }
+      const dropped = spanOf('dropped', 'root')
+      const child = spanOf('child', 'dropped')
+      capture.start(dropped)
+      capture.start(child)
+      capture.end(dropped)
+      capture.end(root)
+      const note = { attributes: { 'muster.outcome': 'completed' } }
+      const spans = capture.spans(note)
+      assert.equal(spans.length, 1002)
+      const { root: ofRoot, child: ofChild } = parents(spans)
+      assert.deepEqual([ofRoot, ofChild], ['outside', 'root'])
+      const noted = spans.filter(({ attributes }) => 'muster.outcome' in attributes)
+      assert.deepEqual(parents(noted), { root: 'outside' })
+      assert.deepEqual(parents(capture.spans(note, true)), { root: 'outside' })
+    })
+
+    it('has the nearest sent parent of each span', () => {
+      const capture = captureOf(new Set(['node']))
+      for (const span of [
+        spanOf('root', 'outside', 'run x'),
+        spanOf('a', 'root'),
+        spanOf('b', 'a', 'chat x'),
+        spanOf('c', 'b'),
+        spanOf('d', 'root', 'chat x'),
+        spanOf('e', 'd'),
+      ])
+        capture.start(span)
+      assert.deepEqual(parents(capture.spans()), { a: 'outside', c: 'a', e: 'outside' })
+      assert.deepEqual(capture.spans({}, true), [])
+    })
   })
 })

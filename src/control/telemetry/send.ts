@@ -6,6 +6,7 @@ import { AppError } from '#core/base/errors.ts'
 import { release } from '#core/base/release.ts'
 import type { Services } from '#core/base/services.ts'
 import { otlpAttributes } from '#core/base/span-targets.ts'
+import { ATTRIBUTE } from '#core/base/telemetry-names.ts'
 import type { CallerFacts } from '#core/iam/caller.ts'
 import type { EgressOutcome } from '#core/net/egress.ts'
 import { openJson } from '#core/secrets/json.ts'
@@ -97,8 +98,9 @@ export async function readSpans(
   for (const row of rows) {
     if (stopping.aborted) return null
     const spans = (await inflate(Buffer.from(row.spans, 'base64'))).toString('utf8')
-    const text = author && mayRead(author, target.project_id, row) ? contentOf(services, target.project_id, row) : null
-    read.push(masking && text !== null ? await withContent(spans, text, masking) : spans.slice(1, -1))
+    const text = contentOf(services, target.project_id, row)
+    const shown = author && mayRead(author, target.project_id, row) ? masking : null
+    read.push(text === null ? spans.slice(1, -1) : await withContent(spans, text, shown))
   }
   return read
 }
@@ -121,12 +123,18 @@ const contentOf = (services: Services, project_id: string, { id, sealed_content 
 
 type ContentMasking = { values: ReturnType<typeof valuesForTexts>; budget: MaskBudget }
 
-/** Adds content to spans, with `***` in place of secrets. */
-async function withContent(spans: string, text: string, { values, budget }: ContentMasking): Promise<string> {
+/** Adds the end user to spans, and content with `***` in place of secrets; without `masking` no content. */
+async function withContent(spans: string, text: string, masking: ContentMasking | null): Promise<string> {
   const content: SpanContent = JSON.parse(text)
   const read: { spanId: string; attributes: unknown[] }[] = JSON.parse(spans)
+  const shownOf = async (key: string, value: string) => {
+    if (key === ATTRIBUTE.user) return value
+    return masking && maskYielding(value, masking.values, masking.budget)
+  }
   for (const { spanId, attributes } of read)
-    for (const [key, value] of Object.entries(content[spanId] ?? {}))
-      attributes.push({ key, value: { stringValue: await maskYielding(value, values, budget) } })
+    for (const [key, value] of Object.entries(content[spanId] ?? {})) {
+      const stringValue = await shownOf(key, value)
+      if (stringValue !== null) attributes.push({ key, value: { stringValue } })
+    }
   return read.map(span => JSON.stringify(span)).join(',')
 }

@@ -65,7 +65,7 @@ class TargetDirectory {
       for (const id of this.#known) targets.delete(id)
       if (this.#isClosed) return
       for (const { project_id, kinds, ...target } of rows) targets.set(project_id, { ...target, kinds: new Set(kinds) })
-    }, this.#services.log)
+    }, this.#services)
     this.#known = this.#isClosed ? [] : rows.map(({ project_id }) => project_id)
   }
 }

@@ -105,6 +105,8 @@ export class SpanCapture {
   readonly project: string
   readonly target: SpanTarget
   readonly #open = new Set<OpenSpan>()
+  /** The first span, which the others are below. It is never dropped. */
+  #root: OpenSpan | null = null
   readonly #ended: CapturedSpan[] = []
   #contentSize = 0
   #isClosed = false
@@ -127,12 +129,15 @@ export class SpanCapture {
   }
 
   start(span: OpenSpan): void {
-    if (!this.#isClosed && this.#open.size < MAX_SPANS) this.#open.add(span)
+    if (this.#isClosed) return
+    this.#root ??= span
+    if (this.#open.size < MAX_SPANS) this.#open.add(span)
+    else telemetryDropped.inc({ reason: 'unit' })
   }
 
   end(span: OpenSpan): void {
     if (!this.#open.delete(span) || this.#isClosed) return
-    if (this.#ended.length < MAX_SPANS) this.#ended.push(span.captured())
+    if (this.#ended.length < MAX_SPANS || span === this.#root) this.#ended.push(span.captured())
     else telemetryDropped.inc({ reason: 'unit' })
   }
 
@@ -143,18 +148,26 @@ export class SpanCapture {
     this.#ended.length = 0
   }
 
-  /** Returns the spans of the kinds that are sent, open ones as if they ended here; a child of another span gets the nearest sent parent. */
+  /**
+   * Returns the spans of the kinds that are sent, open ones as if they ended here; a child of another span gets the nearest sent parent,
+   * and of a dropped one the root.
+   */
   spans(root: RootNote = {}, rootOnly = false): CapturedSpan[] {
     const all = [...this.#ended, ...[...this.#open].map(span => span.captured())]
     const byId = new Map(all.map(span => [span.spanId, span]))
     const { kinds } = this.target
-    const isRoot = ({ parentSpanId }: CapturedSpan) => parentSpanId === null || !byId.has(parentSpanId)
+    const rootId = this.#root?.spanId ?? null
+    const isRoot = ({ spanId }: CapturedSpan) => spanId === rootId
     const isSent = (span: CapturedSpan) =>
       (kinds.size === 0 || kinds.has(spanKind(span.name))) && (!rootOnly || isRoot(span))
-    const parentOf = ({ parentSpanId }: CapturedSpan): string | null => {
-      let id = parentSpanId
-      for (let above = byId.get(id ?? ''); above && !isSent(above); above = byId.get(id ?? '')) id = above.parentSpanId
-      return id
+    const parentOf = (span: CapturedSpan): string | null => {
+      let below = span
+      while (!isRoot(below)) {
+        const above = byId.get(below.parentSpanId ?? '') ?? byId.get(rootId ?? '')
+        if (!above || isSent(above)) return above?.spanId ?? null
+        below = above
+      }
+      return below.parentSpanId
     }
     return all.filter(isSent).map(span => {
       return { ...(isRoot(span) ? withNote(span, root) : span), parentSpanId: parentOf(span) }

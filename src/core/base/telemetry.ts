@@ -128,15 +128,20 @@ const selectTracer = (): void => {
 }
 
 /** Changes the targets of projects of this process. */
-export function changeSpanTargets(change: (targets: Map<string, SpanTarget>) => void, log: Logger): void {
+export function changeSpanTargets(
+  change: (targets: Map<string, SpanTarget>) => void,
+  { config, log }: { config: Pick<Config, 'OTEL_CAPTURE_USER'>; log: Logger },
+): void {
   change(spanTargets)
-  capturing ??= new Tracer({
-    exporter: null,
-    sampler: { ratio: 0, followsParent: true },
-    namesRequests: false,
-    captures: { content: false, user: false },
-    log,
-  })
+  const user = config.OTEL_CAPTURE_USER
+  if (capturing?.captures.user !== user)
+    capturing = new Tracer({
+      exporter: null,
+      sampler: { ratio: 0, followsParent: true },
+      namesRequests: false,
+      captures: { content: false, user },
+      log,
+    })
   selectTracer()
 }
 

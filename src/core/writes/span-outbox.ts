@@ -3,6 +3,7 @@ import { newId } from '../base/ids.ts'
 import type { Services } from '../base/services.ts'
 import { otlpSpan, type RootNote, type SpanCapture } from '../base/span-targets.ts'
 import { currentCapture } from '../base/telemetry.ts'
+import { ATTRIBUTE } from '../base/telemetry-names.ts'
 import { sealedColumn } from '../db/sealed.ts'
 import { type Fragment, sql } from '../db/sql.ts'
 import { sealText } from '../secrets/sealed-text.ts'
@@ -18,12 +19,12 @@ export const sealedForSpans = (id: string, project_id: string) => ({ kind: 'span
 
 export const spanContent = sealedColumn({ table: 'span_outbox', column: 'sealed_content', kind: 'span_content' })
 
-/** Content of spans by the ID of the span. */
+/** Content of spans and their end user, by the ID of the span. */
 export type SpanContent = Record<string, Readonly<Record<string, string>>>
 
 export type SpanNote = RootNote & {
-  /** The turn with which content of the spans is erased; null if the work keeps none. */
-  turn?: { generation_id: string; trace_id: string } | null
+  /** The turn with which content and end user of the spans are erased. Without one they have neither. */
+  turn?: { generation_id: string; trace_id: string; keepsContent: boolean }
   /** Whether only the root is written, because the other spans belong to another project. */
   rootOnly?: boolean
 }
@@ -45,16 +46,21 @@ export type SpanRow = {
 export function spanRow(
   box: Pick<Services, 'secrets'>,
   capture: SpanCapture,
-  { turn = null, rootOnly = false, ...root }: SpanNote = {},
+  { turn, rootOnly = false, ...root }: SpanNote = {},
   work_id: string | null = null,
 ): SpanRow | null {
   const spans = capture.spans(root, rootOnly)
   if (spans.length === 0) return null
   const { project } = capture
   const id = newId('spans')
-  const packed = deflateRawSync(JSON.stringify(spans.map(otlpSpan)), { chunkSize: 4096 })
   const content: SpanContent = {}
-  if (turn) for (const { spanId, content: own } of spans) if (own) content[spanId] = own
+  const shown = spans.map(span => {
+    const { [ATTRIBUTE.user]: user, ...attributes } = span.attributes
+    const own = { ...(turn?.keepsContent && span.content), ...(typeof user === 'string' && { [ATTRIBUTE.user]: user }) }
+    if (turn && Object.keys(own).length > 0) content[span.spanId] = own
+    return otlpSpan(user === undefined ? span : { ...span, attributes })
+  })
+  const packed = deflateRawSync(JSON.stringify(shown), { chunkSize: 4096 })
   const sealed =
     Object.keys(content).length > 0 ? sealText(box, JSON.stringify(content), sealedForSpans(id, project)) : null
   return {

@@ -49,7 +49,7 @@ export const settledTurn = ({ agent }: TurnAttempt, after: GenerationRow): SpanN
   return {
     attributes: { ...outcomeOf(after, agent, 'settled'), ...(isForeign && { [ATTRIBUTE.provider]: null }) },
     error: after.status === 'failed' ? (after.error?.code ?? 'INTERNAL_ERROR') : null,
-    turn: after.content_mode === 'full' && !isForeign ? { generation_id, trace_id } : null,
+    turn: { generation_id, trace_id, keepsContent: after.content_mode === 'full' && !isForeign },
     rootOnly: isForeign,
   }
 }
