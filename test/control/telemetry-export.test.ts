@@ -90,6 +90,33 @@ describe('the export of spans to a telemetry target', function () {
     assert.deepEqual(accepted().sort(), ['a', 'b', 'c', 'd', 'e', 'f', 'g'])
   })
 
+  it('counts and reports spans that its receiver rejects of an accepted request', async () => {
+    const partialSuccess = { rejectedSpans: '1', errorMessage: 'too long' }
+    receiver.answer = (_request, response) => answer(response, 200, JSON.stringify({ partialSuccess }))
+    await addSpans(['a', 'b'])
+    await worker()
+    await eventually(async () => (await waiting()) === 0, { what: 'an empty outbox', within: 60_000 })
+    const { dropped, last_error } = await get()
+    assert.deepEqual([dropped, last_error, receiver.requests.length], [1, '1 spans rejected: too long', 1])
+    const list = await bodyOf(app.admin.get(`/exceptions?project_id=${project}&kind=telemetry_dropped`))
+    assert.equal(list.data.length, 1)
+  })
+
+  it('has one request at a time for tests of a project', async () => {
+    receiver.most = 0
+    receiver.answer = (_request, response) => void setTimeout(() => answer(response, 200), 300)
+    const tests = await Promise.all([...Array(20).keys()].map(() => bodyOf(app.admin.post(`${path()}/test`))))
+    assert.deepEqual([tests.every(({ ok }) => ok), receiver.most], [true, 1])
+  })
+
+  it('is audited with the host of its receiver and the names of its headers', async () => {
+    await put({ headers: { 'x-api-key': 'CANARY-value' } })
+    const [{ detail }] = await app.rows(`select detail from audit_entries
+      where action = 'projects:UpdateTelemetry' and resource_public_id = '${project}' order by id desc limit 1`)
+    assert.deepEqual([detail.endpoint_host, detail.header_names], [new URL(receiver.url).host, ['x-api-key']])
+    assert.ok(!JSON.stringify(detail).includes('CANARY'))
+  })
+
   it('writes no outcome of an earlier target onto its replacement', async () => {
     for (const status of [503, 200, 400]) {
       await addSpans(['a'])

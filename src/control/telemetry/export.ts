@@ -10,7 +10,7 @@ import type { Tx } from '#core/writes/writer.ts'
 import { fileExceptionInTx } from '../exceptions/file-exception.ts'
 import { retryDelayMs } from '../webhooks/deliver.ts'
 import type { TargetRow } from './model.ts'
-import { otlpBody, postSpans, type Receipt, readSpans } from './send.ts'
+import { otlpBody, postSpans, type Receipt, readSpans, rejectedIn } from './send.ts'
 import {
   dropExcess,
   findTarget,
@@ -113,7 +113,7 @@ async function exportBatch(services: Services, project_id: string, turn: ExportT
   await injectFault(services, `${exportQueue.name}/ending`)
   const fields = { project_id, spans: countSpans(rows), status_code: receipt.status_code }
   if (receipt.ok) {
-    await recordSent(services, target, rows, turn)
+    await recordSent(services, target, rows, receipt, turn)
     logged({ ...fields, outcome: 'exported', decision: 'done' })
     return true
   }
@@ -159,11 +159,20 @@ async function recordSent(
   services: Services,
   target: TargetRow,
   rows: readonly OutboxRow[],
+  receipt: Receipt,
   turn: ExportTurn,
 ): Promise<void> {
   turn.drops = MAX_DROPS
-  await recordExported(services.pool, target, rows)
-  projectSpans.inc({ outcome: 'exported' }, countSpans(rows))
+  const spans = countSpans(rows)
+  const rejected = rejectedIn(receipt, spans)
+  if (!rejected) await recordExported(services.pool, target, rows)
+  else
+    await services.write(async tx => {
+      await recordExported(tx, target, rows, rejected)
+      fileDropped(tx, { project_id: target.project_id, spans: rejected.spans })
+    })
+  projectSpans.inc({ outcome: 'exported' }, spans - (rejected?.spans ?? 0))
+  projectSpans.inc({ outcome: 'dropped' }, rejected?.spans ?? 0)
 }
 
 /**
@@ -173,7 +182,7 @@ async function recordSent(
 async function sendOthers(services: Services, target: TargetRow, refused: OutboxRow, turn: ExportTurn): Promise<void> {
   for (const row of await listOtherRows(services.pool, target, refused.id)) {
     const receipt = turn.stopping.aborted ? null : await sendRows(services, target, [row], turn)
-    if (receipt?.ok) return recordSent(services, target, [row], turn)
+    if (receipt?.ok) return recordSent(services, target, [row], receipt, turn)
     if (!receipt || !isRefusal(receipt)) return
   }
 }

@@ -67,7 +67,10 @@ export const Telemetry = z
       .nullable()
       .describe('Age of the oldest span that is not sent, in seconds. Null without one.'),
     dropped: z.int().describe('Number of spans that were dropped: too old, too many, or refused by the receiver'),
-    last_error: z.string().nullable().describe('Why the last request failed. Null after a success.'),
+    last_error: z
+      .string()
+      .nullable()
+      .describe('Why the last request failed, or spans of it were rejected. Null after a success.'),
   })
   .meta({ id: 'ProjectTelemetry' })
 

@@ -2,7 +2,9 @@ import { kinds } from '#core/api/kind.ts'
 import { itemOperation, type Operation } from '#core/api/operation.ts'
 import { systemClock } from '#core/base/clock.ts'
 import { raise } from '#core/base/errors.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
 import { uniqueBytes } from '#core/base/random-block.ts'
+import type { Services } from '#core/base/services.ts'
 import { otlpSpan } from '#core/base/span-targets.ts'
 import { MUSTER } from '#core/base/telemetry-names.ts'
 import type { Queryable } from '#core/db/sql.ts'
@@ -59,6 +61,25 @@ function testBody(projectId: string): { trace_id: string; body: string } {
   return { trace_id: traceId, body: otlpBody([JSON.stringify(span)]) }
 }
 
+type TestResult = Awaited<ReturnType<typeof sendTest>>
+
+/** Tests in progress by target. */
+const testsInProgress = processSingleton(() => new Map<string, Promise<TestResult>>())
+
+/** Sends one span; calls at the same time get the outcome of one request, so that a slow receiver has one of a process. */
+function testTarget(services: Services, target: TargetRow): Promise<TestResult> {
+  const tests = testsInProgress(services)
+  const key = `${target.project_id} ${target.updated_at}`
+  const test = tests.get(key) ?? sendTest(services, target).finally(() => tests.delete(key))
+  tests.set(key, test)
+  return test
+}
+
+async function sendTest(services: Services, target: TargetRow) {
+  const { trace_id, body } = testBody(target.project_id)
+  return { ...(await postSpans(services, target, body)), trace_id }
+}
+
 export const telemetryOperations: Operation[] = [
   itemOperation(projectKind, {
     id: 'getProjectTelemetry',
@@ -87,13 +108,14 @@ export const telemetryOperations: Operation[] = [
     body: TelemetryInput,
     answers: { 200: Telemetry },
     raises: ['API_KEY_PROJECT_SCOPE', 'SECRET_NOT_FOUND'],
-    async run({ tx, body, resource: { id: project_id }, allow, caller, services }) {
+    async run({ tx, body, resource: { id: project_id }, allow, audit, caller, services }) {
       const { endpoint, headers, ...settings } = body
       tx.invalidate(TARGET_CHANNEL, project_id)
       if (endpoint === null) {
         await deleteTarget(tx, project_id)
         return WITHOUT_TARGET
       }
+      audit.detail = { ...audit.detail, endpoint_host: new URL(endpoint).host, header_names: Object.keys(headers) }
       const texts = Object.values(headers)
       for (const id of tokenIds(texts)) allow('secrets:UseSecret', { kind: secretKind, row: { id, project_id } })
       if (settings.content === 'full') allow(READ_CONTENT, { kind: kinds.get('trace'), project_id })
@@ -115,7 +137,8 @@ export const telemetryOperations: Operation[] = [
     method: 'post',
     path: `${path}/test`,
     summary: 'Test the telemetry target of a project',
-    description: 'Sends one span to the receiver and returns its response.',
+    description:
+      'Sends one span to the receiver and returns its response. Calls at the same time get the response to one request.',
     tag,
     action: 'projects:UpdateTelemetry',
     transaction: false,
@@ -123,8 +146,7 @@ export const telemetryOperations: Operation[] = [
     raises: ['API_KEY_PROJECT_SCOPE', 'RESOURCE_NOT_FOUND'],
     async run({ db, resource: { id }, services }) {
       const target = (await findTarget(db, id)) ?? raise('RESOURCE_NOT_FOUND', { message: NO_TARGET, meta: { id } })
-      const { trace_id, body } = testBody(id)
-      return { ...(await postSpans(services, target, body)), trace_id }
+      return testTarget(services, target)
     },
   }),
 ]

@@ -1,5 +1,6 @@
 import { promisify } from 'node:util'
 import { inflateRaw } from 'node:zlib'
+import { z } from 'zod'
 import { isAllowed } from '#core/api/access.ts'
 import { kinds } from '#core/api/kind.ts'
 import { AppError } from '#core/base/errors.ts'
@@ -29,7 +30,7 @@ const TAIL = ']}]}]}'
 /** Returns the body of a request with spans as JSON texts. */
 export const otlpBody = (spans: readonly string[]): string => `${HEAD}${spans.join(',')}${TAIL}`
 
-/** What a receiver answered. `blocked`: the egress rule refused, or a header cannot be made. */
+/** What a receiver answered; without a status, why the request was not sent or has no response. */
 export type Receipt = { ok: boolean; status_code: number | null; response_body: string }
 
 const refused = (response_body: string): Receipt => ({ ok: false, status_code: null, response_body })
@@ -73,6 +74,27 @@ function receiptOf(outcome: EgressOutcome, sent: readonly string[]): Receipt {
   if (outcome.kind === 'blocked') return refused(`blocked by egress policy: ${outcome.reason}`)
   const shown = shownResponse(outcome, sent)
   return { ok: outcome.kind === 'answer' && outcome.status >= 200 && outcome.status < 300, ...shown }
+}
+
+const PartialSuccess = z.object({
+  partialSuccess: z.object({ rejectedSpans: z.coerce.number().int().min(1), errorMessage: z.string().default('') }),
+})
+
+/** Returns how many spans a receiver rejected of a request that it accepted, and why; null if it rejected none. */
+export function rejectedIn({ response_body }: Receipt, sent: number): { spans: number; error: string } | null {
+  const read = PartialSuccess.safeParse(parseJson(response_body))
+  if (!read.success) return null
+  const { rejectedSpans, errorMessage } = read.data.partialSuccess
+  const spans = Math.min(sent, rejectedSpans)
+  return { spans, error: `${spans} spans rejected: ${errorMessage}` }
+}
+
+function parseJson(text: string): unknown {
+  try {
+    return JSON.parse(text)
+  } catch {
+    return null
+  }
 }
 
 /** Bytes that are compared to mask the content of one request, a second of work. */

@@ -121,18 +121,20 @@ export const listOtherRows = (
     where b.rank in (select (${failures} + n * b.total / 3) % b.total from generate_series(0, 2) n)
     order by o.id desc`)
 
-/** Deletes rows that the receiver has accepted, and records the success. */
+/** Deletes rows that the receiver has accepted, and records the success, with the spans of them that it rejected. */
 export const recordExported = (
   db: Queryable,
   target: ReadTarget,
   rows: readonly Pick<OutboxRow, 'id'>[],
+  rejected: { spans: number; error: string } | null = null,
 ): Promise<unknown> =>
   db.query(voidStatement`
     with sent as (delete from span_outbox where id = any(${sql.array(
       rows.map(({ id }) => id),
       'text',
     )}))
-    update telemetry_targets set last_exported_at = now(), failures = 0, last_error = null, next_attempt_at = now(),
+    update telemetry_targets set last_exported_at = now(), failures = 0, last_error = ${rejected?.error ?? null},
+      dropped = dropped + ${rejected?.spans ?? 0}, next_attempt_at = now(),
       batch_rows = nullif(least(batch_rows * 2, ${BATCH.rows}), ${BATCH.rows})
     where ${isUnchanged(target)}`)
 
