@@ -8,10 +8,12 @@ import { loadConfig } from '#config.ts'
 import type { Clock } from '#core/base/clock.ts'
 import type { Config } from '#core/base/config.ts'
 import { createLog } from '#core/base/log.ts'
+import type { Services } from '#core/base/services.ts'
 import { openTelemetry } from '#core/base/telemetry.ts'
 import { rawQuery, sql } from '#core/db/sql.ts'
 import { openServer } from '#core/http/server.ts'
 import { loadedModules, loadModules, workForConcerns } from '#core/modules/module.ts'
+import { Cells, sealedForCell } from '#core/services/cells.ts'
 import { type OpenServices, openServices } from '#core/services/lifecycle.ts'
 import { openLocalWork } from '#core/work/local-work.ts'
 import type { WORKER_KINDS } from '#core/work/settings.ts'
@@ -24,7 +26,7 @@ import { drivesClient, type Reply, sendByClient } from './client-driver.ts'
 import { declaredOnly } from './declared-fields.ts'
 import { testEnvironment } from './environment.ts'
 import { runWorker } from './hosts.ts'
-import { ADMIN, cloneTemplate } from './postgres.ts'
+import { ADMIN, CELL_SCHEMA, cloneTemplate, secondCellUrl } from './postgres.ts'
 import { startProcess } from './processes.ts'
 
 export { ADMIN, type Reply }
@@ -99,6 +101,10 @@ const exchange = (
   })
 
 let counter = 0
+let projects = 0
+
+/** Where the profile of cells makes projects: all in the `second` cell, or `alternate`. */
+const PLACE = (process.env.TEST_CELLS ?? null) as 'second' | 'alternate' | null
 
 const Account = z.strictObject({ id: z.string(), role: z.enum(['admin', 'user']), token_version: z.number() })
 
@@ -107,9 +113,11 @@ export function client(url: string, token: string | null): Client {
   const send = async (
     method: string,
     path: string,
-    body?: unknown,
+    body?: any,
     headers: Record<string, string> = {},
   ): Promise<Reply> => {
+    if (PLACE && method === 'POST' && path === '/projects' && body && typeof body === 'object' && !body.cell)
+      body = { ...body, cell: PLACE === 'second' || projects++ % 2 === 1 ? 'second' : 'home' }
     if (drivesClient() && path.startsWith('/') && !path.startsWith('//')) {
       const reply = await sendByClient(url, token, { method, path, body, headers })
       if (reply) return { ...reply, body: declaredOnly(method, path, reply.status, reply.body) }
@@ -190,16 +198,17 @@ export async function startApp(
           logs.push(`${line}\n`),
         )
   starting?.catch(() => {})
-  const services = await openServices(config, {
-    log,
-    role: 'worker',
-    clock: options.clock,
-    strict: true,
-    onRoundTrip: text => void statements.push(text),
-  })
-  const heartbeat = config.WEB_EXECUTES ? await startWebHeartbeat(services) : null
-  const local = heartbeat && openLocalWork(services, heartbeat.isRecent)
-  const app: App = createApp(services)
+  const opening = { clock: options.clock, strict: true, onRoundTrip: (text: string) => void statements.push(text) }
+  const home = await openServices(config, { log, role: 'worker', ...opening })
+  const serve = async (of: Services) => {
+    const heartbeat = config.WEB_EXECUTES ? await startWebHeartbeat(of) : null
+    const local = heartbeat && openLocalWork(of, heartbeat.isRecent)
+    return { drain: () => local?.stop(5000), end: async () => heartbeat?.end() }
+  }
+  const cells = PLACE ? await startTestCells(home, { serve, options: opening }) : null
+  const serving = await serve(home)
+  const services = ((PLACE === 'second' && cells?.named('second')?.services) || home) as OpenServices
+  const app: App = createApp(home)
   const server = openServer(app.http, {
     docsBaseUrl: config.DOCS_BASE_URL,
     log,
@@ -254,13 +263,28 @@ export async function startApp(
         server.close(resolve)
         server.closeAllConnections()
       })
-      await local?.stop(5000)
-      await heartbeat?.end()
-      await services.close()
+      await Promise.all([serving.drain(), cells?.drain()])
+      await serving.end()
+      await cells?.close()
+      await home.close()
       await telemetry.close(1000)
       await database.drop()
     },
   }
+}
+
+/** Starts the cells of the profile, of which the template of the database has the second. */
+async function startTestCells(
+  home: OpenServices,
+  options: Omit<ConstructorParameters<typeof Cells>[1], 'role'>,
+): Promise<Cells> {
+  const url = home.secrets.seal(secondCellUrl(home.config.DATABASE_URL), sealedForCell('second'))
+  await home.pool.query(sql.unsafe`
+    insert into cells (name, number, url) select 'second', 1, ${url} where to_regnamespace(${CELL_SCHEMA}) is not null
+    on conflict (name) do update set url = excluded.url`)
+  const cells = new Cells(home, { role: 'worker', ...options })
+  await cells.start()
+  return cells
 }
 
 /** Runs the work of some concerns in a separate process: a new one where an earlier worker's could make a difference. */

@@ -25,4 +25,6 @@ export const testEnvironment = (databaseUrl: string): Record<string, string> => 
   // Turns fail without a wait for their model.
   PROVIDER_MAX_RETRIES: '2',
   ...spansEnvironment(),
+  // Without cells in the database it changes nothing.
+  ...(process.env.TEST_CELLS && { CELLS: 'true' }),
 })

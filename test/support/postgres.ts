@@ -24,6 +24,16 @@ function inTestSchema(databaseUrl: string): string {
   return url.href
 }
 
+/** Schema of the second cell in the profile of cells. */
+export const CELL_SCHEMA = 'cell_second'
+
+/** Returns the URL of the second cell of a database. */
+export function secondCellUrl(databaseUrl: string): string {
+  const url = new URL(databaseUrl)
+  url.searchParams.set('schema', CELL_SCHEMA)
+  return url.href
+}
+
 let server: Promise<string> | undefined
 
 /**
@@ -97,7 +107,8 @@ export async function cloneTemplate(
 ): Promise<{ url: string; drop(): Promise<void> }> {
   const name = databaseName()
   const templates = await migratedTemplates()
-  const url = inTestSchema(await createDatabase(name, options.admin ? templates.admin : templates.empty))
+  const admin = process.env.TEST_CELLS ? templates.cells : templates.admin
+  const url = inTestSchema(await createDatabase(name, options.admin ? admin : templates.empty))
   return { url, drop: () => dropDatabase(name) }
 }
 
@@ -105,7 +116,7 @@ export async function cloneTemplate(
  * The names of the migrated template databases, created when the server does not have them. The names carry a hash of their
  * sources, so that a server which outlives a change of the migrations never hands out a stale copy.
  */
-async function migratedTemplates(): Promise<{ empty: string; admin: string }> {
+async function migratedTemplates(): Promise<{ empty: string; admin: string; cells: string }> {
   // Imported late: the test command takes its server from here and must run when the application does not load.
   const { migrate } = await import('#core/queues/migrate.ts')
   const { queues } = await import('#core/queues/queue.ts')
@@ -118,6 +129,7 @@ async function migratedTemplates(): Promise<{ empty: string; admin: string }> {
     .sort()
   const empty = `muster_template_${TEST_SCHEMA}${templateHash(declared)}`
   const admin = `${empty}_admin`
+  const cells = `${empty}_cells`
   await administer(async client => {
     // Test processes start together: one builds, the others wait here. The lock ends with the connection.
     await client.query(`select pg_advisory_lock(hashtext('muster_template'))`)
@@ -134,8 +146,21 @@ async function migratedTemplates(): Promise<{ empty: string; admin: string }> {
     }
     await build(empty, 'template0', url => migrate(url))
     await build(admin, empty, makeAdmin)
+    if (process.env.TEST_CELLS) await build(cells, admin, makeSecondCell)
   })
-  return { empty, admin }
+  return { empty, admin, cells }
+}
+
+async function makeSecondCell(url: string): Promise<void> {
+  const { migrate } = await import('#core/queues/migrate.ts')
+  const { openServices } = await import('#core/services/lifecycle.ts')
+  const { silentLog } = await import('#core/base/log.ts')
+  const { loadConfig } = await import('#config.ts')
+  const { startCopies } = await import('#core/services/copies.ts')
+  await migrate(secondCellUrl(url))
+  const services = await openServices(loadConfig(testEnvironment(url)), { log: silentLog(), role: 'cli' })
+  await startCopies(services, { name: 'second', number: 1, url: secondCellUrl(url) })
+  await services.close()
 }
 
 async function makeAdmin(url: string): Promise<void> {

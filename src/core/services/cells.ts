@@ -83,6 +83,7 @@ export class Cells {
   readonly #role: 'web' | 'worker' | 'cli'
   readonly #serve: (services: Services) => Promise<Serving | undefined>
   readonly #only: readonly string[] | null
+  readonly #options: Partial<Parameters<typeof openServices>[1]>
   readonly #opened = new Map<string, Opened>()
   readonly #opening = new Map<string, Promise<void>>()
   readonly #refresh: () => Promise<void>
@@ -102,12 +103,15 @@ export class Cells {
       role: 'web' | 'worker' | 'cli'
       serve?: (services: Services) => Promise<Serving>
       only?: readonly string[]
+      /** How services are opened, besides. */
+      options?: Partial<Parameters<typeof openServices>[1]>
     },
   ) {
     this.home = home
     this.#role = options.role
     this.#serve = options.serve ?? (async () => undefined)
     this.#only = options.only ?? null
+    this.#options = options.options ?? {}
     this.#refresh = exclusiveLoop('cells', { periodMs: PERIOD_MS, log: home.log }, () => this.#read())
   }
 
@@ -211,7 +215,7 @@ export class Cells {
         inCell(number, async () => {
           const config = { ...this.home.config, DATABASE_URL: plain.value, DATABASE_LISTEN_URL: plain.value }
           const of = { cell: { name, number }, home: this.home }
-          const services = await openServices(config, { log: log.child({ cell: name }), role: this.#role, of })
+          const services = await openServices(config, { ...this.#options, log: log.child({ cell: name }), role: this.#role, of })
           services.cells = this
           try {
             this.#opened.set(name, { url: plain.value, services, serving: await this.#serve(services) })
