@@ -215,7 +215,12 @@ export class Cells {
         inCell(number, async () => {
           const config = { ...this.home.config, DATABASE_URL: plain.value, DATABASE_LISTEN_URL: plain.value }
           const of = { cell: { name, number }, home: this.home }
-          const services = await openServices(config, { ...this.#options, log: log.child({ cell: name }), role: this.#role, of })
+          const services = await openServices(config, {
+            ...this.#options,
+            log: log.child({ cell: name }),
+            role: this.#role,
+            of,
+          })
           services.cells = this
           try {
             this.#opened.set(name, { url: plain.value, services, serving: await this.#serve(services) })
