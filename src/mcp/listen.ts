@@ -3,6 +3,7 @@ import { revisionsOf } from '#core/api/long-work.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
 import { Batcher } from '#core/db/batcher.ts'
+import { servicesOfId } from '#core/services/cells.ts'
 import { SseWriter } from './events.ts'
 import { invalidParams, type McpClientSession, type PendingAnswer, RpcError } from './session.ts'
 import { recordOfTaskId } from './task-id.ts'
@@ -84,7 +85,10 @@ async function followTasks(
   const remaining = new Set(taskIds)
   const revisionOf = async (taskId: string) => {
     const record = recordOfTaskId(services, taskId, caller)
-    return { taskId, revision: record === null ? undefined : await revisions(services).add(record) }
+    return {
+      taskId,
+      revision: record === null ? undefined : await revisions(servicesOfId(services, record)).add(record),
+    }
   }
   const readTask = async (taskId: string): Promise<void> => {
     const task = await taskOf(session, taskId)

@@ -9,6 +9,7 @@ import { AppError } from '#core/base/errors.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import { withTenant } from '#core/db/tenant-context.ts'
 import { MAX_REQUEST_WAIT_MS } from '#core/invoke/invocation.ts'
+import { servicesOfId } from '#core/services/cells.ts'
 import { invokeInSession, readItem } from './invoke.ts'
 import { errorResult, type ToolResult, toolResult } from './result.ts'
 import {
@@ -38,7 +39,8 @@ export const isHidden = (error: unknown): boolean =>
 
 /** Returns the long work of a record; null if it is hidden from the caller or deleted. */
 export async function readTaskState(session: McpClientSession, recordId: string): Promise<SeenTask | null> {
-  const { services, caller } = session
+  const { caller } = session
+  const services = servicesOfId(session.services, recordId)
   const work = longWorkOf(recordId)
   const args = await work?.args(recordId, services)
   if (!work || !args) return null
@@ -136,7 +138,7 @@ async function readTaskWork(session: McpClientSession, record: string): Promise<
   const seen = await readTaskState(session, record)
   if (seen) return seen
   const kind = kinds.get((longWorkOf(record) as LongWork).kind)
-  return (await kind.find(session.services.pool, record)) ? refuseUnknownTask() : null
+  return (await kind.find(servicesOfId(session.services, record).pool, record)) ? refuseUnknownTask() : null
 }
 
 /** Handles `tasks/get`. */

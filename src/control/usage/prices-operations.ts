@@ -4,7 +4,7 @@ import { equalsFilter, filterConditions, filterSchema } from '#core/api/filters.
 import { isIdOf, type Kind, type KindRow } from '#core/api/kind.ts'
 import { booleanQuery, pageOf, pageResult } from '#core/api/lists.ts'
 import { type Context, itemOperation, type Operation, operation, result } from '#core/api/operation.ts'
-import { type ErrorCode, raise } from '#core/base/errors.ts'
+import { type ErrorCode, raise, raiseInvalidValue } from '#core/base/errors.ts'
 import { allOf, type Fragment, sql } from '#core/db/sql.ts'
 import { ownRows } from '#core/services/copies.ts'
 import { projectKind } from '#identity/projects/model.ts'
@@ -145,6 +145,9 @@ export const priceOperations: Operation[] = [
     raises: ['AI_PROVIDER_NOT_FOUND'],
     async run(context) {
       const { prices } = context.body
+      const at = prices.findIndex(({ ai_provider_id }) => !ai_provider_id)
+      if (context.services.cell?.number && at >= 0)
+        raiseInvalidValue(`prices.${at}.ai_provider_id`, 'is required: global prices are set by separate requests')
       const providers = await lockPricedProviders(
         context.tx,
         prices.flatMap(({ ai_provider_id }) => ai_provider_id ?? []),

@@ -1,6 +1,7 @@
 import { extensionPoint } from '../base/declarations.ts'
 import type { Services } from '../base/services.ts'
 import type { Caller } from '../iam/caller.ts'
+import { inCellOf } from '../services/cells.ts'
 
 /** Counts a request of a project key, for quotas and usage. Raises QUOTA_EXCEEDED. */
 export const requestCounting = extensionPoint<
@@ -32,6 +33,8 @@ export class RequestCount {
     if (this.#isCounted || caller.credential.type !== 'api_key' || projectId === null) return
     this.#isCounted = true
     const services = this.#services.cells?.ofProject(projectId) ?? this.#services
-    for (const count of requestCounting.all()) await count(services, caller, projectId)
+    await inCellOf(services, async () => {
+      for (const count of requestCounting.all()) await count(services, caller, projectId)
+    })
   }
 }

@@ -73,9 +73,12 @@ const LENGTH = 26
 
 const ID = new RegExp(`^[a-z]+(?:_[a-z]+)*_[${ALPHABET}]{${LENGTH}}$`)
 
+/** Whether a text has the form of IDs. */
+export const isId = (text: string): boolean => ID.test(text)
+
 /** Returns the number of the cell that made an ID; 0, for the first cell, if it has none. */
 export function cellOfId(id: string): number {
-  if (!ID.test(id)) return 0
+  if (!isId(id)) return 0
   const [flag, high, low] = [...id.slice(FLAG_AT - LENGTH)].map(character => ALPHABET.indexOf(character))
   return flag & 16 ? ((flag & 15) << 6) | (high << 1) | (low >> 4) : 0
 }

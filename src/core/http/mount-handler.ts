@@ -1,8 +1,8 @@
 import type { Response } from 'express'
-import { inCell } from '../base/current-cell.ts'
 import type { Services } from '../base/services.ts'
 import type { Caller } from '../iam/caller.ts'
 import { requireStorableParams } from '../invoke/resolve.ts'
+import { inCellOf } from '../services/cells.ts'
 import { anonymousBodyError, jsonReader } from './body.ts'
 import type { Mount, MountExchange } from './mounts.ts'
 import { type CallerResolver, requestFacts, type Wire } from './requests.ts'
@@ -49,8 +49,7 @@ export function mountHandler(
     try {
       requireStorableParams(req.params)
       const placed = callers.servicesOf(req)
-      const { cell } = placed
-      await (cell ? inCell(cell.number, () => serve(placed, exchange)) : serve(placed, exchange))
+      await inCellOf(placed, () => serve(placed, exchange))
     } catch (error) {
       responses.error(error, req, res, { route: path, caller })
     }

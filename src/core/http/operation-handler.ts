@@ -6,6 +6,7 @@ import { withTenant } from '../db/tenant-context.ts'
 import type { Invocation } from '../invoke/invocation.ts'
 import { executeInvocation } from '../invoke/invoke.ts'
 import { openPlaced } from '../invoke/place.ts'
+import { inCellOf } from '../services/cells.ts'
 import { countAnonymous } from './anonymous-bodies.ts'
 import { anonymousBodyError, jsonReader, UNKNOWN_BODY_BYTES } from './body.ts'
 import type { HttpParts } from './mount-handler.ts'
@@ -51,8 +52,10 @@ export class OperationHandler {
       if (result.stream && req.method !== 'HEAD') {
         // Reads of a stream count as work of its project, and may wait without a limit.
         const tenant = { ...invocation.tenancy, patienceMs: Number.POSITIVE_INFINITY }
-        const { caller } = invocation
-        return withTenant(tenant, () => responses.stream(req, res, result, { route: operation.path, caller }))
+        const { caller, services: placed } = invocation
+        return inCellOf(placed, () =>
+          withTenant(tenant, () => responses.stream(req, res, result, { route: operation.path, caller })),
+        )
       }
       result.stream?.destroy()
       if (result.contentType) res.setHeader('Content-Type', result.contentType)

@@ -4,7 +4,7 @@ import { identifyOnce } from '../api/call.ts'
 import { booleanQuery, type PageBody } from '../api/lists.ts'
 import type { Context, Operation, OperationResult } from '../api/operation.ts'
 import { parse } from '../api/validate.ts'
-import { AppError } from '../base/errors.ts'
+import { AppError, raiseInvalid } from '../base/errors.ts'
 import { isTransient } from '../db/database-errors.ts'
 import { type Cell, type Cells, requireCell, unavailable } from '../services/cells.ts'
 import { type Invocation, openInvocation } from './invocation.ts'
@@ -14,6 +14,9 @@ import { MergeOrder, mergedPage } from './merged-lists.ts'
  * Reads of all cells, for calls without a project. The call runs in the first cell, which alone checks caller and input; its
  * `run` reads the other cells and makes one response.
  */
+
+/** Position of the first row of a page. Each cell is read from a position that takes several statements to find. */
+const MAX_OFFSET = 10_000
 
 type Execute = (inv: Invocation) => Promise<OperationResult>
 
@@ -59,6 +62,12 @@ async function readAll(
   const declared = across as Across
   if ('order' in declared) {
     const { services, page } = context as Context
+    if (page.offset > MAX_OFFSET)
+      raiseInvalid({
+        code: 'TOO_BIG',
+        path: 'offset',
+        message: `must be at most ${MAX_OFFSET} without a project in a deployment with several cells`,
+      })
     const lists = cells.map(
       cell => (bounds: { limit: number; offset: number }) =>
         readCell(cell, each => run({ ...each, page: { ...each.page, ...bounds } }) as Promise<PageBody<any>>),

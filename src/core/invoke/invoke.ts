@@ -3,7 +3,6 @@ import type { Call, CallSurface } from '../api/call.ts'
 import { endUserError } from '../api/end-user.ts'
 import type { Kind, KindRow } from '../api/kind.ts'
 import type { Operation, OperationResult, StreamedBody } from '../api/operation.ts'
-import { inCell } from '../base/current-cell.ts'
 import { AppError } from '../base/errors.ts'
 import type { Services } from '../base/services.ts'
 import { type Attributes, currentSpan } from '../base/telemetry.ts'
@@ -13,6 +12,7 @@ import { isForeignKeyViolation, isProjectDeleted } from '../db/sql.ts'
 import { withTenant } from '../db/tenant-context.ts'
 import { withTriggerChain } from '../db/trigger-chain.ts'
 import { insufficientScope } from '../iam/challenges.ts'
+import { inCellOf } from '../services/cells.ts'
 import { isCopied, untilCopied } from '../services/copies.ts'
 import { auditRefusal, recordDecision } from './audit-trail.ts'
 import { authorize, refuseIfNeverAllowed } from './authorize.ts'
@@ -44,8 +44,7 @@ export const invoke = async (services: Services, operation: Operation, call: Cal
 export function executeInvocation(inv: Invocation): Promise<OperationResult> {
   if (inv.everywhere) return executeEverywhere(inv, inv.everywhere, executeInvocation)
   const execute = () => withTriggerChain(inv.call.chain, () => withTenant(inv.tenancy, () => runGuarded(inv)))
-  const { cell } = inv.services
-  return cell ? inCell(cell.number, async () => afterCopies(inv, await execute())) : execute()
+  return inv.services.cell ? inCellOf(inv.services, async () => afterCopies(inv, await execute())) : execute()
 }
 
 /** Delays the response to a change of rows that are copied to the cells until they have it; after a second, a header says so. */

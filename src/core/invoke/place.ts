@@ -3,7 +3,7 @@ import { isAcross } from '../api/across.ts'
 import { type Call, identifyOnce } from '../api/call.ts'
 import type { Operation } from '../api/operation.ts'
 import { raiseInvalid } from '../base/errors.ts'
-import { cellOfId, cellOfToken } from '../base/ids.ts'
+import { cellOfId, cellOfToken, isId } from '../base/ids.ts'
 import type { Services } from '../base/services.ts'
 import { sql } from '../db/sql.ts'
 import { isAdmin } from '../iam/caller.ts'
@@ -18,6 +18,9 @@ import { peekProject } from './upload-project.ts'
  * declares how it goes `across` cells is read in all without a project.
  */
 
+/** Kinds with rows at home that have a project. */
+const AT_HOME: ReadonlySet<string> = new Set(['oauth_grant'])
+
 /** Opens the invocation of a call in its cell. */
 export const openPlaced = (services: Services, operation: Operation, call: Call): Invocation | Promise<Invocation> =>
   services.cells && !call.tx ? place(services.cells, operation, call) : openInvocation(services, operation, call)
@@ -31,27 +34,31 @@ async function place(cells: Cells, operation: Operation, call: Call): Promise<In
   if (!caller) return open(cells.home)
   if (caller.project_id !== null) return open(cells.ofProject(caller.project_id))
   const { kind, shape, param, across } = operation
-  if (kind?.global && !isAcross(across)) return open(cells.home)
+  if (kind && !isAcross(across) && (kind.global || AT_HOME.has(kind.name))) return open(cells.home)
+  if (param !== null && kind?.name === 'project') return open(cells.ofProject(call.params[param]))
+  // A project in the request of an item may be a value that it gets.
+  if (Object.values(call.params).some(isId) && !isAcross(across)) return open(byParams(cells, call))
   const body = (call.body ?? {}) as Record<string, unknown>
-  const inBody = operation.receive && call.upload ? await peekProject(call.upload) : body.project_id
-  const project = call.query.project_id ?? inBody ?? null
+  const { project_id: requested } = call.query
+  const inBody =
+    operation.receive && call.upload && requested === undefined ? await peekProject(call.upload) : body.project_id
+  const project = requested ?? inBody ?? null
   if (typeof project === 'string') return open(cells.ofProject(project))
   if (shape === 'create' && kind?.name === 'project')
-    return open(await cellOfNewProject(cells, call, isAdmin(caller) ? body.cell : undefined))
-  if (param !== null && kind?.name === 'project') return open(cells.ofProject(call.params[param]))
+    return open(isAdmin(caller) ? await cellOfNewProject(cells, call, body.cell) : cells.home)
   if (isAcross(across)) return { ...open(cells.home), everywhere: cells }
   if (across)
     raiseInvalid({ code: 'REQUIRED', path: 'project_id', message: 'is required in a deployment with several cells' })
-  if (Object.keys(call.params).length > 0) return open(byParams(cells, call))
-  return open(byReferences(cells, { ...call.query, ...body }))
+  const { under } = operation
+  return open(byReferences(cells, under ? [body[under.field]] : [call.query, body].flatMap(valuesOf)))
 }
 
 /** Returns the cell of the first ID or token in the path that contains one. */
 const byParams = (cells: Cells, { params }: Call): Services =>
   firstNumbered(cells, Object.values(params), id => cellOfId(id) || cellOfToken(id))
 
-/** Returns the cell of the IDs in a body or query, such as the ID of the parent of a new row. */
-const byReferences = (cells: Cells, body: object): Services => firstNumbered(cells, valuesOf(body), cellOfId)
+/** Returns the cell of IDs, such as the ID of the parent of a new row. */
+const byReferences = (cells: Cells, values: readonly unknown[]): Services => firstNumbered(cells, values, cellOfId)
 
 /** Returns the values of fields, and of the fields of objects in lists. */
 const valuesOf = (body: object): unknown[] =>
@@ -80,16 +87,21 @@ async function cellOfNewProject(cells: Cells, { idempotencyKey }: Call, name: un
       raiseInvalid({ code: 'INVALID_VALUE', path: 'cell', message: 'must be a cell that takes new projects' })
     return cells.numbered(cell.number)
   }
-  const open = cells.all().filter(({ state, services }) => state === 'open' && services !== null)
+  const open = cells.all().filter(({ state }) => state === 'open')
   const ranked = await Promise.all(open.map(async cell => ({ cell, rank: await rankOf(cell, idempotencyKey) })))
   const { cell } = ranked.reduce((least, each) => (each.rank < least.rank ? each : least))
   return cells.numbered(cell.number)
 }
 
-/** Returns the rank of a cell for a new project, of which the lowest is taken: by the key, else by its rows. */
+/**
+ * Returns the rank of a cell for a new project, of which the lowest is taken: by the key, whether or not the cell answers, else
+ * by its rows, without cells that do not answer.
+ */
 async function rankOf({ name, services }: Cell, key: string | undefined): Promise<number> {
   if (key !== undefined) return sha256Of(`${name} ${key}`).readUInt32BE()
-  const { rows } = await (services as Services).pool.one(rowCount`
-    select coalesce(sum(n_live_tup), 0)::bigint as rows from pg_stat_user_tables where schemaname = current_schema()`)
-  return rows
+  const found = await services?.pool
+    .one(rowCount`
+      select coalesce(sum(n_live_tup), 0)::bigint as rows from pg_stat_user_tables where schemaname = current_schema()`)
+    .catch(() => null)
+  return found?.rows ?? Number.POSITIVE_INFINITY
 }

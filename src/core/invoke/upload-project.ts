@@ -13,6 +13,8 @@ const FILE = /filename[*]?=/
  */
 export function peekProject(req: IncomingMessage): Promise<string | null> {
   const parts: Buffer[] = []
+  let size = 0
+  let scanned = 0
   return new Promise(resolve => {
     const end = (project: string | null) => {
       req.off('readable', read).off('close', closed)
@@ -22,11 +24,19 @@ export function peekProject(req: IncomingMessage): Promise<string | null> {
     }
     const closed = () => end(null)
     const read = () => {
-      for (let part = req.read(); part !== null; part = req.read()) parts.push(part)
-      const bytes = Buffer.concat(parts)
-      const text = bytes.toString('latin1', 0, PEEK_BYTES)
-      const project = (FORM_FIELD.exec(text) ?? JSON_FIELD.exec(text))?.[1] ?? null
-      if (project !== null || bytes.length >= PEEK_BYTES || FILE.test(text) || req.complete) end(project)
+      for (let part = req.read(); part !== null; part = req.read()) {
+        parts.push(part)
+        size += part.length
+      }
+      const isLast = size >= PEEK_BYTES || req.complete
+      // A body in small pieces is scanned a few times, not once for each.
+      if (!isLast && size < 2 * scanned) return
+      scanned = size
+      const text = Buffer.concat(parts).toString('latin1', 0, PEEK_BYTES)
+      const file = text.search(FILE)
+      const fields = file < 0 ? text : text.slice(0, file)
+      const project = (FORM_FIELD.exec(fields) ?? JSON_FIELD.exec(fields))?.[1] ?? null
+      if (project !== null || file >= 0 || isLast) end(project)
     }
     req.on('readable', read).on('close', closed)
   })

@@ -24,6 +24,14 @@ declare module '../base/services.ts' {
 /** Name and number of the first cell. */
 export const HOME: CellIdentity = { name: 'home', number: 0 }
 
+/** Runs work in the cell of services, if the deployment has cells. */
+export const inCellOf = <T>({ cell }: Pick<Services, 'cell'>, work: () => T): T =>
+  cell ? inCell(cell.number, work) : work()
+
+/** Returns the services of the cell that made an ID: these in a deployment without cells. Raises CELL_UNAVAILABLE. */
+export const servicesOfId = (services: Services, id: string): Services =>
+  services.cells?.numbered(cellOfId(id)) ?? services
+
 const CHANNEL = 'muster_cells'
 
 /** Time between two tries to open a cell, and between two reads of the directory without a notification. */

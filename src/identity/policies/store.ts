@@ -93,7 +93,7 @@ const attachments = (policyIdRow: string, isHome: boolean) => {
 export const listAttachments = async (services: Services, db: Queryable, bounds: Page, policyIdRow: string) => {
   const parts = await readEverywhere(services, db, (db, isHome) =>
     pageResult<Attachment>(
-      { db, page: partOfPage(bounds) },
+      { db, page: services.cells ? partOfPage(bounds) : bounds },
       {
         columns: sql.fragment`t.type, t.id`,
         from: attachments(policyIdRow, isHome),
@@ -102,6 +102,7 @@ export const listAttachments = async (services: Services, db: Queryable, bounds:
       },
     ),
   )
+  if (!services.cells) return parts[0]
   const name = ({ type, id }: Attachment) => `${type} ${id}`
   return mergedPage(parts as PageBody<Attachment>[], bounds, (left, right) => (name(left) < name(right) ? -1 : 1))
 }

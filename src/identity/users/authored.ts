@@ -1,12 +1,10 @@
 import { z } from 'zod'
 import { canSeeProject } from '#core/api/access.ts'
 import { kinds } from '#core/api/kind.ts'
-import { mergedPage, type PageBody, pageResult, partOfPage } from '#core/api/lists.ts'
+import { pageResult } from '#core/api/lists.ts'
 import type { Page } from '#core/api/operation.ts'
-import type { Services } from '#core/base/services.ts'
 import { type Fragment, type Queryable, sql } from '#core/db/sql.ts'
 import type { Caller } from '#core/iam/caller.ts'
-import { readEverywhere } from '#core/services/copies.ts'
 
 /** Definition whose effects are restricted to the permissions of a user or one of the user's keys. */
 export const AuthoredDefinition = z
@@ -21,28 +19,13 @@ export const AuthoredDefinition = z
     created_at: z.iso.datetime(),
   })
   .meta({ id: 'AuthoredDefinition' })
-type AuthoredDefinition = z.output<typeof AuthoredDefinition>
 
 /**
  * Returns a page of the definitions authored by a user and the user's keys, newest first; they stop working once these
  * are deleted. A user token sees all of them, a key or grant the ones in projects that it may see. Each kind has an index
  * on the ID of its authors.
  */
-export async function listAuthoredDefinitions(
-  services: Services,
-  db: Queryable,
-  caller: Caller,
-  bounds: Page,
-  userId: string,
-) {
-  const parts = await readEverywhere(services, db, db => listAuthored(db, caller, partOfPage(bounds), userId))
-  const name = ({ created_at, id }: AuthoredDefinition) => `${created_at} ${id}`
-  return mergedPage(parts as PageBody<AuthoredDefinition>[], bounds, (left, right) =>
-    name(left) > name(right) ? -1 : 1,
-  )
-}
-
-async function listAuthored(db: Queryable, caller: Caller, bounds: Page, userId: string) {
+export async function listAuthoredDefinitions(db: Queryable, caller: Caller, bounds: Page, userId: string) {
   const authors = sql.fragment`(select ${userId}::text union all select k.id from project_keys k where k.user_id = ${userId})`
   const parts = kinds.all().flatMap(kind => {
     if (!kind.authored) return []

@@ -231,7 +231,7 @@ export const userOperations: Operation[] = [
     paged: true,
     across: { order: NEWEST_FIRST },
     answers: { 200: pageOf(AuthoredDefinition) },
-    run: ({ caller, db, page, resource, services }) => listAuthoredDefinitions(services, db, caller, page, resource.id),
+    run: ({ caller, db, page, resource }) => listAuthoredDefinitions(db, caller, page, resource.id),
   }),
   itemOperation(userKind, {
     id: 'updateUser',
