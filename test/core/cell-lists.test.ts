@@ -38,6 +38,7 @@ const OF_ONE_CELL: Record<string, 'home' | 'record' | 'project'> = {
   getSystemStatus: 'home',
   getUsageTimeseries: 'project',
   listActivity: 'project',
+  listCells: 'home',
   listEventRegistry: 'home',
   listMemories: 'record',
   listMemoryEntries: 'record',
@@ -49,7 +50,6 @@ const OF_ONE_CELL: Record<string, 'home' | 'record' | 'project'> = {
   listTriggerFirings: 'record',
   listWebhookDeliveries: 'record',
   readUsageReceipt: 'record',
-  searchKnowledge: 'project',
   streamActivity: 'project',
   validateFormation: 'home',
   validateOrchestration: 'home',
@@ -129,7 +129,8 @@ describe('lists of projects in several cells', function () {
     it(`${list.id} answers in its declared order`, async () => {
       const { status, body } = await app.admin.get(`${pathOf(list)}limit=100`)
       assert.equal(status, 200, JSON.stringify(body))
-      assert.ok(body.data.length > 30, `${body.data.length} rows`)
+      // A page of large rows is cut by its bytes.
+      assert.ok(body.data.length > 5, `${body.data.length} rows`)
       const order = orderOf(list) as ListOrder
       for (const [index, row] of body.data.entries())
         if (index > 0) assert.ok(compare(order, body.data[index - 1], row) < 0, `row ${index}`)
@@ -146,7 +147,7 @@ describe('lists of projects in several cells', function () {
       [3, max - 1],
       [20, total - 5],
       [5, total],
-      [5, 1_000_000_000],
+      [5, 10_000],
     ]
     return ['', ...[...all, ...others].map(([limit, offset]) => `limit=${limit}&offset=${offset}`)].map(
       page => `${pathOf(list)}${page}`,

@@ -71,6 +71,32 @@ describe('a deployment with cells', function () {
     await Promise.all([next.kill('SIGTERM'), all.kill('SIGTERM')])
   })
 
+  it('requires a project of what cannot be merged, and pages that begin early', async () => {
+    const search = await cells.admin.post('/knowledge/search', { query: 'x' })
+    const page = await cells.admin.get('/conversations?offset=10001')
+    assert.deepEqual(
+      [search, page].map(({ status, body }) => [status, body.error.meta.problems[0].path]),
+      [
+        [400, 'project_id'],
+        [400, 'offset'],
+      ],
+    )
+    const { id } = await cells.project('second')
+    assert.equal((await cells.admin.post('/knowledge/search', { query: 'x', project_id: id })).status, 200)
+    assert.equal((await cells.admin.get(`/conversations?offset=10001&project_id=${id}`)).status, 200)
+  })
+
+  it('keeps what belongs to home there, whatever project a request names', async () => {
+    const { id } = await cells.project('second')
+    const key = await postedBy(cells.admin, '/project-keys', { name: 'Unbound' })
+    const renamed = await cells.admin.patch(`/project-keys/${key.id}?project_id=${id}`, { name: 'Renamed' })
+    assert.equal(renamed.status, 200, JSON.stringify(renamed.body))
+    const bound = await cells.admin.patch(`/project-keys/${key.id}`, { project_id: id })
+    assert.ok(bound.status >= 400, JSON.stringify(bound.body))
+    assert.equal((await cells.admin.delete(`/project-keys/${key.id}?project_id=${id}`)).status, 204)
+    await eventually(async () => (await cells.as(key.secret).get('/me')).status === 401)
+  })
+
   it('answers for another project of the same cell, of another one, and of none alike', async () => {
     const [mine, same, other] = [
       await cells.project('second'),
