@@ -3,7 +3,7 @@ import { UniqueIntegrityConstraintViolationError, type ValueExpression } from 's
 import { z } from 'zod'
 import { declarations } from '../base/declarations.ts'
 import { type ErrorCode, raise } from '../base/errors.ts'
-import { newId } from '../base/ids.ts'
+import { isId, newId } from '../base/ids.ts'
 import { type Fragment, type Queryable, sql } from '../db/sql.ts'
 import type { EventSource } from '../writes/events.ts'
 import type { Tx } from '../writes/writer.ts'
@@ -349,8 +349,6 @@ export const kindWithoutRows = (name: string): Kind => ({
   find: async () => null,
 })
 
-const ID = /^[a-z]+(?:_[a-z]+)*_[0-9a-hjkmnp-tv-z]{26}$/
-
 /** Converts `memory_store` to `MemoryStore`. */
 export const toPascalCase = (name: string): string =>
   name.replace(/(^|_)([a-z])/g, (_match, _gap, letter: string) => letter.toUpperCase())
@@ -360,7 +358,7 @@ export const withArticle = (noun: string): string => `${/^[aeio]/.test(noun) ? '
 
 /** Whether a string is a well-formed id of a kind. Other strings are treated as unknown ids, without a query. */
 export const isIdOf = (target: Pick<Kind, 'prefix' | 'fixedIds'>, id: string): boolean =>
-  (ID.test(id) && hasIdPrefix(target, id) && id.length === target.prefix.length + 27) || target.fixedIds.includes(id)
+  (isId(id) && hasIdPrefix(target, id) && id.length === target.prefix.length + 27) || target.fixedIds.includes(id)
 
 /** Whether a text begins as ids of a kind do, well-formed or not. */
 export const hasIdPrefix = ({ prefix }: Pick<Kind, 'prefix'>, text: string): boolean => text.startsWith(`${prefix}_`)

@@ -3,9 +3,21 @@ import type { IncomingMessage } from 'node:http'
 /** Bytes at the beginning of an upload in which its project must be. */
 const PEEK_BYTES = 65_536
 
-const FORM_FIELD = /name="project_id"(?:\r\n[^\r\n]{1,200}){0,5}\r\n\r\n([^\r\n]{1,64})\r\n/
-const JSON_FIELD = /"project_id"\s{0,20}:\s{0,20}"([^"\\]{1,64})"/
-const FILE = /filename[*]?=/
+/** Returns the field of a multipart form; null if it is not complete. */
+function formField(text: string): string | null {
+  const at = text.indexOf('name="project_id"')
+  const start = at < 0 ? -1 : text.indexOf('\r\n\r\n', at)
+  const end = start < 0 ? -1 : text.indexOf('\r\n', start + 4)
+  return end < 0 ? null : text.slice(start + 4, end)
+}
+
+/** Returns the property of a JSON object; null if it is not complete. */
+function jsonField(text: string): string | null {
+  const [, rest = ''] = text.split('"project_id"', 2)
+  const value = rest.trimStart().startsWith(':') ? rest.trimStart().slice(1).trimStart() : ''
+  const end = value.startsWith('"') ? value.indexOf('"', 1) : -1
+  return end < 0 ? null : value.slice(1, end)
+}
 
 /**
  * Returns the project that the fields before the file of an upload name, null without one. The read bytes remain in the body. The
@@ -33,9 +45,9 @@ export function peekProject(req: IncomingMessage): Promise<string | null> {
       if (!isLast && size < 2 * scanned) return
       scanned = size
       const text = Buffer.concat(parts).toString('latin1', 0, PEEK_BYTES)
-      const file = text.search(FILE)
+      const file = text.indexOf('filename=')
       const fields = file < 0 ? text : text.slice(0, file)
-      const project = (FORM_FIELD.exec(fields) ?? JSON_FIELD.exec(fields))?.[1] ?? null
+      const project = formField(fields) ?? jsonField(fields)
       if (project !== null || file >= 0 || isLast) end(project)
     }
     req.on('readable', read).on('close', closed)
