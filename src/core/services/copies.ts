@@ -4,35 +4,19 @@ import type { CellIdentity } from '../base/current-cell.ts'
 import { settledWithin } from '../base/event-loop.ts'
 import { processSingleton } from '../base/process-singleton.ts'
 import type { Services } from '../base/services.ts'
-import { sqlStateOf } from '../db/database-errors.ts'
 import { parseDatabaseUrl } from '../db/database-url.ts'
 import { DatabaseClient } from '../db/pg-client.ts'
 import { type Fragment, type Queryable, sql } from '../db/sql.ts'
 import { withoutTenant } from '../db/tenant-context.ts'
 import { isolateFailures } from '../work/sweeps.ts'
 import { type Cells, readCells, sealedForCell, unavailable } from './cells.ts'
+import { copyRows, HOME_TABLES, type HomeTable, rowsOf } from './copied-rows.ts'
 
 /**
  * Copies of the rows of the deployment in its cells: rows of projects reference them, and a cell authorizes without home. They are
  * written at home only. Triggers copy them to a cell in the same database, in the transaction of the change; logical replication
  * copies them to a cell in another database.
  */
-
-/**
- * Tables at home that are copied, each after the tables that it references. `unbound`: only rows without a project, as rows of
- * projects are in their cells.
- */
-export const HOME_TABLES = [
-  { table: 'users' },
-  { table: 'policies' },
-  { table: 'user_policies' },
-  { table: 'project_keys', unbound: true },
-  { table: 'project_key_policies' },
-  { table: 'oauth_grants' },
-  { table: 'prices', unbound: true },
-] as const
-
-type HomeTable = { table: string; unbound?: boolean }
 
 const copiedTables: ReadonlySet<string> = new Set(HOME_TABLES.map(({ table }) => table))
 
@@ -71,14 +55,6 @@ export async function readEverywhere<T>(
 export class CopiesNotPossibleError extends Error {}
 
 type Target = { name: string; number: number; url: string }
-
-/** Condition of the rows of a table that are copied, at home, and of the copies in a cell. */
-const copiedRows = ({ table, unbound }: HomeTable): string => {
-  if (unbound) return 't.project_id is null'
-  return table === 'project_key_policies'
-    ? 'not exists (select from project_keys k where k.id = t.key_id and k.project_id is not null)'
-    : 'true'
-}
 
 const isSameDatabase = `
   exists (select from pg_locks
@@ -120,9 +96,6 @@ async function connect(connectionString: string, options: { replication?: 'datab
   await client.connect()
   return client
 }
-
-const rowsOf = async (client: DatabaseClient, text: string, values: unknown[] = []): Promise<any[]> =>
-  (await client.query(text, values)).rows
 
 const schemaOf = async (client: DatabaseClient): Promise<string> =>
   (await rowsOf(client, 'select current_schema() as name'))[0].name
@@ -235,90 +208,6 @@ async function copyByTriggers(source: DatabaseClient, schema: string): Promise<v
     throw error
   }
 }
-
-/** A database in a transaction; `enter` makes its schema the current one. */
-type Side = { client: DatabaseClient; enter(): Promise<unknown> }
-
-const BATCH_ROWS = 1000
-
-const FOREIGN_KEY_VIOLATIONS = new Set<string | null>(['23503', '23001'])
-
-/** Makes the copies in a cell equal to the rows at home. A policy that rows of the cell reference remains. */
-async function copyRows(from: Side, to: Side): Promise<void> {
-  const read = async (text: string) => {
-    await from.enter()
-    return rowsOf(from.client, text)
-  }
-  const write = async (text: string, values: unknown[]) => {
-    await to.enter()
-    return rowsOf(to.client, text, values)
-  }
-  const keys = new Map<string, string>()
-  for (const of of [...HOME_TABLES].reverse()) {
-    const { table } = of
-    const [{ columns }] = await write(
-      `select string_agg(quote_ident(attname), ', ') as columns from pg_index
-       join pg_attribute on attrelid = indrelid and attnum = any (indkey) where indrelid = $1::regclass and indisprimary`,
-      [table],
-    )
-    keys.set(table, columns)
-    const [{ present }] = await read(
-      `select coalesce(json_agg(json_build_array(${columns})), '[]')::text as present from ${table} t where ${copiedRows(of)}`,
-    )
-    const missing = await write(
-      `select ctid::text as place from ${table} t where ${copiedRows(of)}
-       and not jsonb_build_array(${columns}) in (select jsonb_array_elements($1::jsonb))`,
-      [present],
-    )
-    for (const { place } of missing) await deleteUnlessReferenced(to, table, place)
-  }
-  // Names may have been exchanged.
-  await write('update users set username = id', [])
-  for (const of of HOME_TABLES) {
-    const { table } = of
-    await from.enter()
-    await from.client.query(
-      `declare copied cursor for select to_jsonb(t) as row from ${table} t where ${copiedRows(of)}`,
-    )
-    for (;;) {
-      const rows = (await from.client.query(`fetch ${BATCH_ROWS} from copied`)).rows.map(({ row }: any) => row)
-      if (rows.length === 0) break
-      const columns = await commonColumns(write, table, Object.keys(rows[0]))
-      await write(
-        `insert into ${table} (${columns.join(', ')})
-         select ${columns.join(', ')} from jsonb_populate_recordset(null::${table}, $1::jsonb)
-         on conflict (${keys.get(table)}) do update set ${columns.map(name => `${name} = excluded.${name}`).join(', ')}`,
-        [JSON.stringify(rows)],
-      )
-    }
-    await from.client.query('close copied')
-  }
-}
-
-async function deleteUnlessReferenced({ client, enter }: Side, table: string, place: string): Promise<void> {
-  await client.query('savepoint missing')
-  await enter()
-  try {
-    await client.query(`delete from ${table} where ctid = $1::tid`, [place])
-  } catch (error) {
-    if (!FOREIGN_KEY_VIOLATIONS.has(sqlStateOf(error))) throw error
-    await client.query('rollback to savepoint missing')
-  }
-  await client.query('release savepoint missing')
-}
-
-const commonColumns = async (
-  query: (text: string, values: unknown[]) => Promise<any[]>,
-  table: string,
-  names: readonly string[],
-): Promise<string[]> =>
-  (
-    await query(
-      `select quote_ident(attname) as name from pg_attribute
-       where attrelid = $1::regclass and attnum > 0 and not attisdropped and attname = any ($2)`,
-      [table, names],
-    )
-  ).map(({ name }) => name)
 
 /** Name of the slot at home and of the subscription in the cell, which is unique among the deployments of a server. */
 async function slotName(source: DatabaseClient, { name }: Pick<Target, 'name'>): Promise<string> {
