@@ -7,11 +7,11 @@ import { silentLog } from '#core/base/log.ts'
 import { migrate } from '#core/queues/migrate.ts'
 import { Cells } from '#core/services/cells.ts'
 import { HOME_TABLES } from '#core/services/copied-rows.ts'
-import { copiesState, startCopies, stopCopies } from '#core/services/copies.ts'
+import { copiesState, copyLags, startCopies, stopCopies } from '#core/services/copies.ts'
 import { openServices } from '#core/services/lifecycle.ts'
 import { sweeps } from '#core/work/sweeps.ts'
 import { startDouble } from '#local/double/server.ts'
-import { client, eventually } from '../support/app.ts'
+import { ADMIN, client, eventually } from '../support/app.ts'
 import { startCells, type TestCells } from '../support/cells.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { cloneTemplate } from '../support/postgres.ts'
@@ -23,6 +23,9 @@ const names = HOME_TABLES.map(({ table }) => table) as string[]
 
 /** Time within which a change at home must apply in every cell. */
 const EFFECTIVE_MS = 5000
+
+/** Time for which a change waits for the cells. */
+const BARRIER_MS = 1000
 
 /** Tables without a project that rows of projects reference, of which each cell has its own. */
 const OF_EACH_CELL = ['cells', 'embedding_spaces']
@@ -285,6 +288,25 @@ describe('copies of the rows of home in another database', function () {
     await eventually(async () => (await inSecond('select id from policies where id = $1', [body.id])).length === 1)
   })
 
+  it('are not waited for by a sign-in', async () => {
+    const { status, headers } = await withoutReplay(() => cells.as(null).post('/users/login', ADMIN))
+    assert.deepEqual([status, headers.get('x-svc-replication')], [200, null])
+  })
+
+  it('are not waited for while the cell is known to replay nothing', async () => {
+    await withoutReplay(() =>
+      eventually(
+        async () => {
+          const since = performance.now()
+          const { headers } = await newPolicy()
+          return headers.get('x-svc-replication') === 'behind' && performance.now() - since < BARRIER_MS
+        },
+        { within: 30_000 },
+      ),
+    )
+    await eventually(copiedPolicy)
+  })
+
   it('apply in every process within five seconds', async () => {
     const { key, keyId } = await cells.project('second')
     const other = await startProcess('web', cells.home, cells.env)
@@ -449,6 +471,28 @@ describe('copies of the rows of home in another database', function () {
       startCopies(cells.services, { ...third, url: url.href }),
       /requires the schema of home, public/,
     )
+  })
+
+  it('of two deployments in one database are separate, also with the same name of a cell', async () => {
+    const home = new URL(cells.home)
+    home.searchParams.set('schema', 'other_home')
+    await inHome('create database fourth')
+    const cell = new URL(home)
+    cell.pathname = '/fourth'
+    await Promise.all([migrate(home.href), migrate(cell.href)])
+    const other = await openServices(loadConfig(testEnvironment(home.href)), { log: silentLog(), role: 'cli' })
+    const fourth = { name: 'second', number: 1, url: cell.href }
+    try {
+      await startCopies(other, fourth)
+      assert.equal((await copiesState(other, fourth)).by, 'replication')
+      const [lags, otherLags] = [await copyLags(cells.services), await copyLags(other)]
+      assert.deepEqual([[...lags.keys()], [...otherLags.keys()]], [['second'], ['second']])
+      await stopCopies(other, fourth)
+      assert.equal((await copiesState(cells.services, second(cells))).by, 'replication')
+      await eventually(copiedPolicy)
+    } finally {
+      await other.close()
+    }
   })
 })
 

@@ -51,8 +51,10 @@ export function executeInvocation(inv: Invocation): Promise<OperationResult> {
 async function afterCopies({ operation, call, services }: Invocation, response: OperationResult) {
   const { kind, method, reads, gate, tag } = operation
   const isChange = method !== 'get' && !reads && !call.tx && services.cell?.number === 0
-  // A sign-in may create its user.
-  const isOfHome = kind ? kind.global || isCopied(kind.table) : gate === 'public' && tag === 'Users'
+  // A sign-in changes nothing that permissions depend on, unless it creates its user.
+  const isOfHome = kind
+    ? kind.global || isCopied(kind.table)
+    : gate === 'public' && tag === 'Users' && response.status === 201
   if (!services.cells || !isChange || !isOfHome || (await untilCopied(services.cells))) return response
   return { ...response, headers: { ...response.headers, [`${services.config.HEADER_PREFIX}Replication`]: 'behind' } }
 }

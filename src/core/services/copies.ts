@@ -86,8 +86,9 @@ const isInHomeDatabase = processSingleton((cell: Services) => {
   }
 })
 
-const rawSame = (presence: string): Fragment =>
-  Object.freeze({ ...sql.fragment``, sql: isSameDatabase.replace('$1', `(${presence})`) })
+const rawFragment = (text: string): Fragment => Object.freeze({ ...sql.fragment``, sql: text })
+
+const rawSame = (presence: string): Fragment => rawFragment(isSameDatabase.replace('$1', `(${presence})`))
 
 /** Session of an administrator; names without a schema are in the schema of the URL. */
 async function connect(connectionString: string, options: { replication?: 'database' } = {}): Promise<DatabaseClient> {
@@ -209,10 +210,14 @@ async function copyByTriggers(source: DatabaseClient, schema: string): Promise<v
   }
 }
 
-/** Name of the slot at home and of the subscription in the cell, which is unique among the deployments of a server. */
+/** Begin of the names of the slots of a deployment: a server may have several, also in one database. */
+const SLOT_PREFIX = `'muster_' || (select oid from pg_database where datname = current_database()) || '_'
+  || current_schema()::regnamespace::oid || '_'`
+
+/** Name of the slot at home, and of the subscription in the cell. */
 async function slotName(source: DatabaseClient, { name }: Pick<Target, 'name'>): Promise<string> {
-  const [{ oid }] = await rowsOf(source, 'select oid::text from pg_database where datname = current_database()')
-  return `muster_${oid}_${name.replaceAll('-', '_')}`
+  const [{ slot }] = await rowsOf(source, `select ${SLOT_PREFIX} || replace($1, '-', '_') as slot`, [name])
+  return slot
 }
 
 async function dropSubscription(target: DatabaseClient, name: string): Promise<void> {
@@ -380,7 +385,7 @@ export async function copyLags({ pool }: Pick<Services, 'pool'>): Promise<Readon
   const rows = await pool.any(lagRow`
     select replace(substr(s.slot_name::text, length(d.prefix) + 1), '_', '-') as name,
       (pg_current_wal_flush_lsn() - s.confirmed_flush_lsn)::bigint as lag_bytes
-    from (select 'muster_' || oid || '_' as prefix from pg_database where datname = current_database()) d
+    from (select ${rawFragment(SLOT_PREFIX)} as prefix) d
     join pg_replication_slots s on starts_with(s.slot_name::text, d.prefix) and s.confirmed_flush_lsn is not null`)
   return new Map(rows.map(({ name, lag_bytes }) => [name, lag_bytes]))
 }
@@ -388,12 +393,18 @@ export async function copyLags({ pool }: Pick<Services, 'pool'>): Promise<Readon
 const BARRIER_MS = 1000
 const FIRST_POLL_MS = 5
 
+/** Time after which a slot that does not move is not waited for. */
+const STUCK_MS = 3000
+
 const lsnRow = sql.type(z.strictObject({ lsn: z.string() }))
-const replayedRow = sql.type(z.strictObject({ replayed: z.int() }))
+const slotRow = sql.type(z.strictObject({ name: z.string(), position: z.string().nullable(), replayed: z.boolean() }))
+
+/** Positions of slots at the end of vain waits, and the time of the first at the position. */
+const vainWaits = processSingleton(() => new Map<string, { position: string | null; since: number }>())
 
 /**
  * Waits until the cells have replayed the commits at home, for a second at most; false if one has not. A cell in the database
- * of home has it with the commit.
+ * of home has it with the commit. A cell that is known to replay nothing is not waited for.
  */
 export const untilCopied = (cells: Cells): Promise<boolean> => withoutTenant(() => untilReplayed(cells))
 
@@ -409,15 +420,27 @@ async function untilReplayed(cells: Cells): Promise<boolean> {
   const isOpen = opened.length === others.length
   if (names.length === 0) return isOpen
   const { lsn } = await home.pool.one(lsnRow`select pg_current_wal_flush_lsn()::text as lsn`)
+  const waits = vainWaits(home)
   for (let pause = FIRST_POLL_MS; ; pause *= 2) {
-    const { replayed } = await home.pool.one(replayedRow`
-      select count(*) as replayed from pg_replication_slots s left join pg_stat_replication r on r.pid = s.active_pid
-      where s.slot_name = any (
-          select 'muster_' || d.oid || '_' || replace(n.name, '-', '_')
-          from unnest(${sql.array(names, 'text')}) n (name), pg_database d where d.datname = current_database())
-        and greatest(s.confirmed_flush_lsn, r.replay_lsn) >= ${lsn}::pg_lsn`)
-    if (replayed === names.length) return isOpen
-    if (performance.now() + pause > deadline) return false
-    await sleep(pause)
+    const slots = await home.pool.any(slotRow`
+      select n.name, p.position::text, coalesce(p.position >= ${lsn}::pg_lsn, false) as replayed
+      from unnest(${sql.array(names, 'text')}) n (name)
+      left join pg_replication_slots s on s.slot_name = ${rawFragment(SLOT_PREFIX)} || replace(n.name, '-', '_')
+      left join pg_stat_replication r on r.pid = s.active_pid,
+      greatest(s.confirmed_flush_lsn, r.replay_lsn) p (position)`)
+    const behind = slots.filter(({ replayed }) => !replayed)
+    if (behind.length === 0) return isOpen
+    const now = performance.now()
+    const moving = behind.filter(({ name, position }) => {
+      const wait = waits.get(name)
+      return wait?.position !== position || now - wait.since < STUCK_MS
+    })
+    if (moving.length === 0) return false
+    if (now >= deadline) {
+      for (const { name, position } of moving)
+        if (waits.get(name)?.position !== position) waits.set(name, { position, since: now })
+      return false
+    }
+    await sleep(Math.min(pause, deadline - now))
   }
 }
