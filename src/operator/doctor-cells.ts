@@ -39,32 +39,36 @@ export async function checkCell(config: Config, { name, number, state, url, list
       checks.push(await checkConnections({ DATABASE_URL: url, DATABASE_LISTEN_URL: listenUrl }))
       const migrations = await checkMigrations(pool)
       checks.push(migrations)
-      if (migrations.status !== 'fail') checks.push(...(await checkKeys(config, pool)))
-      if (number !== HOME.number) checks.push(await checkCopies(config, { name, number, url }))
+      if (migrations.status !== 'fail') {
+        checks.push(...(await checkKeys(config, pool)))
+        if (number !== HOME.number && state !== 'down') checks.push(await checkCopies(config, { name, number, url }))
+      }
       if (state === 'down')
         checks.push({
           name: 'state',
           status: 'warn',
-          detail: `${name} is not complete`,
+          detail: `${name} is not complete, or was removed`,
           fix: 'Repeat muster cells add.',
         })
       return checks
     })
   } catch (error) {
-    return [{ name: 'database', status: 'fail', detail: `${address} does not answer: ${describeError(error)}` }]
+    const status = state === 'down' ? 'warn' : 'fail'
+    return [{ name: 'database', status, detail: `${address} does not answer: ${describeError(error)}` }]
   }
 }
 
 /** Checks that users and policies are copied to a cell. */
 async function checkCopies(config: Config, cell: Parameters<typeof copiesState>[1]): Promise<Check> {
-  const { by, lag_bytes, problems } = await copiesState({ config }, cell)
+  const { by, lag_bytes, differing, problems } = await copiesState({ config }, cell)
   if (problems.length === 0)
     return {
       name: 'copies',
       status: 'ok',
       detail: lag_bytes === null ? `by ${by}` : `by ${by}, ${lag_bytes} bytes late`,
     }
-  return { name: 'copies', status: by === null ? 'fail' : 'warn', detail: problems.join('; ') }
+  const status = by === null || differing.length > 0 ? 'fail' : 'warn'
+  return { name: 'copies', status, detail: problems.join('; ') }
 }
 
 const SEVERITY = ['ok', 'warn', 'fail'] as const

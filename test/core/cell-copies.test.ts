@@ -4,6 +4,7 @@ import path from 'node:path'
 import { loadConfig } from '#config.ts'
 import { cellOfId } from '#core/base/ids.ts'
 import { silentLog } from '#core/base/log.ts'
+import { DatabaseClient } from '#core/db/pg-client.ts'
 import { migrate } from '#core/queues/migrate.ts'
 import { Cells } from '#core/services/cells.ts'
 import { HOME_TABLES } from '#core/services/copied-rows.ts'
@@ -29,6 +30,17 @@ const BARRIER_MS = 1000
 
 /** Tables without a project that rows of projects reference, of which each cell has its own. */
 const OF_EACH_CELL = ['cells', 'embedding_spaces']
+
+/** Runs a sweep as a worker with the cells of a deployment. */
+async function sweep(cells: TestCells, name: string): Promise<void> {
+  const all = new Cells(cells.services, { role: 'cli' })
+  await all.start()
+  try {
+    await sweeps.get(name).run(cells.services, new AbortController().signal)
+  } finally {
+    await all.close()
+  }
+}
 
 const second = (cells: TestCells) => ({ name: 'second', number: 1, url: cells.second })
 
@@ -200,13 +212,7 @@ describe('copies of the rows of home in the same database', function () {
     for (const { id } of projects) assert.equal((await cells.admin.delete(`/projects/${id}?force=true`)).status, 204)
     assert.deepEqual(await inSecond(grants), [])
     assert.deepEqual(await inHome(grants), [{ id: 'grant_1' }])
-    const all = new Cells(cells.services, { role: 'cli' })
-    await all.start()
-    try {
-      await sweeps.get('identity.sweep').run(cells.services, new AbortController().signal)
-    } finally {
-      await all.close()
-    }
+    await sweep(cells, 'identity.sweep')
     assert.deepEqual(await inHome(grants), [])
   })
 
@@ -243,6 +249,52 @@ describe('copies of the rows of home in the same database', function () {
        select id from policies p where not exists (select from cell_second.policies c where to_jsonb(c) = to_jsonb(p))`,
     )
     assert.deepEqual(differences, [])
+  })
+
+  it('are made again by a sweep if the cell was restored from a backup, and only then', async () => {
+    const { id, policy, caller } = await member('iris')
+    const { id: keyId } = await createdBy(caller, '/project-keys', { policy_ids: [policy] })
+    await inHome(
+      `insert into oauth_grants (id, user_id, project_id, client_id, scopes, openid_scopes, ends_at, expires_at)
+       values ('grant_of_deleted', $1, 'project_of_cell', 'client', '{}', '{}', now() + interval '1 day', now() + interval '1 day')`,
+      [id],
+    )
+    // What a cell does to its copies.
+    await inSecond('update project_keys set last_used_at = now(), browser_used_at = now() where id = $1', [keyId])
+    await inSecond(`delete from oauth_grants where id = 'grant_of_deleted'`)
+    const triggers = () => inHome(`select oid from pg_trigger where tgname = 'copy_to_cell_second' order by oid`)
+    const before = await triggers()
+    await sweep(cells, 'copies in cells')
+    assert.deepEqual(await triggers(), before)
+
+    await inSecond('update users set disabled_at = now() where id = $1', [id])
+    await inSecond('delete from user_policies where user_id = $1', [id])
+    await inSecond('delete from project_key_policies where key_id = $1', [keyId])
+    const { differing, problems } = await copiesState(cells.services, second(cells))
+    assert.deepEqual(differing, ['users', 'user_policies', 'project_key_policies'])
+    assert.deepEqual(problems, [
+      'Rows of users, user_policies, project_key_policies in the cell second differ from home',
+    ])
+    await sweep(cells, 'copies in cells')
+    const copies = `select u.disabled_at, p.policy_id as of_user, k.policy_id as of_key
+      from users u join user_policies p on p.user_id = u.id join project_key_policies k on k.key_id = $2 where u.id = $1`
+    assert.deepEqual(await inSecond(copies, [id, keyId]), [{ disabled_at: null, of_user: policy, of_key: policy }])
+    assert.deepEqual((await copiesState(cells.services, second(cells))).problems, [])
+  })
+
+  it('are not started by a sweep for a cell that is taken down before its turn', async () => {
+    const command = new DatabaseClient({ connectionString: cells.home })
+    await command.connect()
+    await command.query(`select pg_advisory_lock(hashtext('muster copies'))`)
+    const swept = sweep(cells, 'copies in cells')
+    const waiting = `select from pg_locks join pg_database d on d.oid = database and datname = current_database()
+      where locktype = 'advisory' and not granted`
+    await eventually(async () => (await inHome(waiting)).length > 0)
+    await inHome(`update cells set state = 'down'`)
+    for (const name of names) await inHome(`drop trigger copy_to_cell_second on ${name}`)
+    await command.end()
+    await swept
+    assert.deepEqual(await inHome(`select from pg_trigger where tgname = 'copy_to_cell_second'`), [])
   })
 })
 
@@ -416,6 +468,17 @@ describe('copies of the rows of home in another database', function () {
     assert.equal((await copiesState(cells.services, second(cells))).by, 'replication')
   })
 
+  it('are stopped without an answer of the cell, and made again when it is back', async () => {
+    await cells.kill?.()
+    await stopCopies(cells.services, second(cells))
+    assert.deepEqual(await inHome('select slot_name from pg_replication_slots'), [])
+    const { body } = await newPolicy()
+    await cells.restart?.()
+    await startCopies(cells.services, second(cells))
+    assert.equal((await inSecond('select id from policies where id = $1', [body.id])).length, 1)
+    await eventually(copiedPolicy)
+  })
+
   it('are made again when the slot was lost, with the changes since', async () => {
     const { body: deleted } = await newPolicy()
     await stopCopies(cells.services, second(cells))
@@ -442,14 +505,68 @@ describe('copies of the rows of home in another database', function () {
       ),
     )
     const { body } = await newPolicy()
-    const all = new Cells(cells.services, { role: 'cli' })
-    await all.start()
-    try {
-      await sweeps.get('copies in cells').run(cells.services, new AbortController().signal)
-    } finally {
-      await all.close()
-    }
+    await sweep(cells, 'copies in cells')
     assert.equal((await inSecond('select id from policies where id = $1', [body.id])).length, 1)
+    await eventually(copiedPolicy)
+  })
+
+  it('are made by a sweep from another address of home', async () => {
+    const [{ oid, name }] = await inSecond('select oid, subname as name from pg_subscription')
+    await inSecond(
+      `alter subscription ${name} connection 'host=127.0.0.1 port=1 user=nobody dbname=none password=none'`,
+    )
+    await eventually(async () => (await inHome('select from pg_replication_slots where active')).length === 0)
+    const { body } = await newPolicy()
+    await sweep(cells, 'copies in cells')
+    await eventually(async () => (await inSecond('select id from policies where id = $1', [body.id])).length === 1)
+    assert.deepEqual(await inSecond('select oid, subname as name from pg_subscription'), [{ oid, name }])
+  })
+
+  it('are made again by a sweep if the cell was restored from a backup, and only then', async () => {
+    const subscription = async () => (await inSecond('select oid from pg_subscription'))[0].oid
+    // What a cell has, or does to its copies: policies of keys at home, its use of keys, and policies that it requires.
+    const { id: project, key } = await cells.project('second')
+    await cells.project('home')
+    const free = await createdBy(cells.admin, '/project-keys', {})
+    const { body: required } = await newPolicy()
+    await eventually(copiedPolicy)
+    await postedBy(key, '/webhooks', {
+      name: 'all',
+      url: 'https://example.com/',
+      events: ['*'],
+      policy_id: required.id,
+    })
+    await inHome('delete from policies where id = $1', [required.id])
+    await inSecond('update project_keys set last_used_at = now() where id = $1', [free.id])
+    await eventually(copiedPolicy)
+    const before = await subscription()
+    await sweep(cells, 'copies in cells')
+    assert.deepEqual((await copiesState(cells.services, second(cells))).differing, [])
+    assert.equal(await subscription(), before)
+
+    const { body: narrowed } = await newPolicy()
+    await eventually(copiedPolicy)
+    await inSecond(`update policies set document = '{"statement": []}' where id = $1`, [narrowed.id])
+    await inSecond(`insert into users (id, username, role) values ('user_of_backup', 'deleted', 'admin')`)
+    await inSecond('delete from project_keys where id = $1', [free.id])
+    const { differing } = await copiesState(cells.services, second(cells))
+    assert.deepEqual(differing, ['users', 'policies', 'project_keys'])
+    await sweep(cells, 'copies in cells')
+    assert.notEqual(await subscription(), before)
+    assert.deepEqual(await inSecond('select document from policies where id = $1', [narrowed.id]), [
+      { document: narrowed.document },
+    ])
+    assert.deepEqual(await inSecond(`select id from users where id = 'user_of_backup'`), [])
+    assert.equal((await inSecond('select id from project_keys where id = $1', [free.id])).length, 1)
+    assert.equal((await inSecond('select id from webhooks where project_id = $1', [project])).length, 1)
+    await eventually(copiedPolicy)
+  })
+
+  it('are made again by a sweep if a row of the cell keeps them from being replayed', async () => {
+    await inSecond(`insert into users (id, username) values ('user_in_the_way', 'jack')`)
+    const { id } = await createdBy(cells.admin, '/users', { username: 'jack', password: 'correct horse battery' })
+    await sweep(cells, 'copies in cells')
+    assert.deepEqual(await inSecond(`select id from users where username = 'jack'`), [{ id }])
     await eventually(copiedPolicy)
   })
 

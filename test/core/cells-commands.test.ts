@@ -226,6 +226,11 @@ describe('muster cells', function () {
           `${cell} ${check}`,
         )
     const two = inSchema(home.url, 'cell_two')
+    await rows(two, `update users set display_name = 'of a backup'`)
+    const differing = await muster(['cells', 'check', 'two'])
+    assert.equal(differing.code, 1)
+    assert.match(differing.stdout, /^fail +two copies +Rows of users in the cell two differ from home$/m)
+    await rows(two, 'update users set display_name = null')
     await rows(two, 'delete from migrations where name = $1', [LAST])
     const failed = await muster(['cells', 'check', 'two'])
     assert.equal(failed.code, 1)

@@ -1,7 +1,7 @@
 import { sqlStateOf } from '../db/database-errors.ts'
 import type { DatabaseClient } from '../db/pg-client.ts'
 
-/** The rows of home that its cells have copies of: how all are copied at once, and compared. */
+/** The rows of home that its cells have copies of: how they are first copied, and compared. */
 
 /**
  * Tables at home that are copied, each after the tables that it references. `unbound`: only rows without a project, as rows of
@@ -119,4 +119,116 @@ async function deleteUnlessReferenced({ client, enter }: Side, table: string, pl
     await client.query('rollback to savepoint missing')
   }
   await client.query('release savepoint missing')
+}
+
+/** Columns that each cell writes for the use of a key or grant in it. */
+const OF_EACH_CELL = new Set(['last_used_at', 'browser_used_at'])
+
+/** Condition of the rows of a table that are compared: replication brings the policies of keys that the cell does not have. */
+const comparedRows = (of: HomeTable): string =>
+  of.table === 'project_key_policies'
+    ? 'exists (select from project_keys k where k.id = t.key_id and k.project_id is null)'
+    : copiedRows(of)
+
+/** Rows of a table by their keys, as hashes of the columns that both sides have. */
+type Comparison = { of: HomeTable; key: string; hash: string }
+
+const hashOf = (text: string): string => `encode(sha256(convert_to(${text}, 'UTF8')), 'hex')`
+
+async function comparisonOf(home: Side, cell: Side, of: HomeTable): Promise<Comparison> {
+  const inCell = await columnsAt(cell, of.table)
+  const columns = (await columnsAt(home, of.table)).filter(name => inCell.includes(name) && !OF_EACH_CELL.has(name))
+  return {
+    of,
+    key: `jsonb_build_array(${await primaryKey(cell, of.table)})::text`,
+    hash: hashOf(`jsonb_build_array(${columns.map(quotedName).join(', ')})::text`),
+  }
+}
+
+async function hashAt(side: Side, { of, hash }: Comparison): Promise<string> {
+  const [row] = await rowsAt(
+    side,
+    `select ${hashOf(`coalesce(string_agg(hash, '' order by hash collate "C"), '')`)} as hash
+     from (select ${hash} as hash from ${of.table} t where ${comparedRows(of)}) h`,
+  )
+  return row.hash
+}
+
+async function rowHashesAt(side: Side, { of, key, hash }: Comparison): Promise<ReadonlyMap<string, string>> {
+  const rows = await rowsAt(side, `select ${key} as key, ${hash} as hash from ${of.table} t where ${comparedRows(of)}`)
+  return new Map(rows.map(row => [row.key, row.hash]))
+}
+
+/**
+ * Returns the tables whose copies in a cell differ from the rows at home, null if `catchUp` is false.
+ * @param catchUp waits until the cell has the commits of home, false if they are on the way; without it both sides are one snapshot
+ */
+export async function findDifferences(
+  home: Side,
+  cell: Side,
+  catchUp?: () => Promise<boolean>,
+): Promise<string[] | null> {
+  for (const { client } of [home, cell]) await client.query(`set time zone 'UTC'`)
+  const suspects: { comparison: Comparison; before: ReadonlyMap<string, string> }[] = []
+  for (const of of HOME_TABLES) {
+    const comparison = await comparisonOf(home, cell, of)
+    if ((await hashAt(home, comparison)) !== (await hashAt(cell, comparison)))
+      suspects.push({ comparison, before: await rowHashesAt(home, comparison) })
+  }
+  if (suspects.length > 0 && catchUp && !(await catchUp())) return null
+  const found: string[] = []
+  for (const { comparison, before } of suspects) {
+    const copies = await rowHashesAt(cell, comparison)
+    // A row that has changed since may be on the way. Read after the copies, which could otherwise be newer.
+    const rows = catchUp ? await rowHashesAt(home, comparison) : before
+    const isUnchanged = (key: string) => rows.get(key) === before.get(key)
+    const missing = [...rows.keys()].filter(key => !copies.has(key) && isUnchanged(key))
+    const extra = [...copies.keys()].filter(key => !rows.has(key) && isUnchanged(key))
+    const differs = [...rows].some(([key, hash]) => copies.has(key) && copies.get(key) !== hash && isUnchanged(key))
+    const { table } = comparison.of
+    if (
+      differs ||
+      (await mayBeMissing(home, cell, table, idsOf(missing))) < missing.length ||
+      (await mayRemain(cell, table, idsOf(extra))) < extra.length
+    )
+      found.push(table)
+  }
+  return found
+}
+
+const idsOf = (keys: readonly string[]): string[] => keys.map(key => JSON.parse(key)[0])
+
+/** Returns how many rows a cell may lack: it deletes the grants of a project with the project, before home does. */
+async function mayBeMissing(home: Side, cell: Side, table: string, ids: readonly string[]): Promise<number> {
+  if (table !== 'oauth_grants' || ids.length === 0) return 0
+  const grants = await rowsAt(
+    home,
+    'select project_id from oauth_grants where id = any ($1) and project_id is not null',
+    [ids],
+  )
+  const projects = grants.map(({ project_id }) => project_id)
+  const present = await rowsAt(cell, 'select id from projects where id = any ($1)', [projects])
+  const there = new Set(present.map(({ id }) => id))
+  return projects.filter(id => !there.has(id)).length
+}
+
+/** Returns how many rows that home does not have remain in a cell because rows of the cell require them. */
+async function mayRemain(cell: Side, table: string, ids: readonly string[]): Promise<number> {
+  if (ids.length === 0) return 0
+  const references = await rowsAt(
+    cell,
+    `select conrelid::regclass::text as name, quote_ident(attname) as column_name
+     from pg_constraint join pg_attribute on attrelid = conrelid and attnum = conkey[1]
+     where contype = 'f' and confrelid = $1::regclass and confdeltype in ('a', 'r')`,
+    [table],
+  )
+  const required = new Set<string>()
+  for (const { name, column_name } of references)
+    for (const { id } of await rowsAt(
+      cell,
+      `select distinct ${column_name} as id from ${name} where ${column_name} = any ($1)`,
+      [ids],
+    ))
+      required.add(id)
+  return required.size
 }

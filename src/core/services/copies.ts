@@ -10,7 +10,7 @@ import { type Fragment, type Queryable, sql } from '../db/sql.ts'
 import { withoutTenant } from '../db/tenant-context.ts'
 import { isolateFailures } from '../work/sweeps.ts'
 import { type Cells, readCells, sealedForCell, unavailable } from './cells.ts'
-import { copyRows, HOME_TABLES, type HomeTable, rowsOf } from './copied-rows.ts'
+import { copyRows, findDifferences, HOME_TABLES, type HomeTable, rowsOf, type Side } from './copied-rows.ts'
 
 /**
  * Copies of the rows of the deployment in its cells: rows of projects reference them, and a cell authorizes without home. They are
@@ -119,23 +119,23 @@ const changingCopies = <T>(home: Services, work: (client: DatabaseClient) => Pro
   })
 
 /**
- * Starts copying the rows of home to a cell, which has been migrated, with all rows so far. Does nothing if they are being copied;
- * copies without the log that they need are started again.
+ * Starts copying the rows of home to a cell, which has been migrated, with all rows so far. Copies that lack a part of the log, or
+ * that differ from home, are made again.
  * @throws CopiesNotPossibleError
  */
 export const startCopies = (home: Services, cell: Target): Promise<void> =>
-  withoutTenant(() =>
-    changingCopies(home, async source => {
-      const target = await connect(cell.url)
-      try {
-        const [{ same }] = await rowsOf(target, `select ${isSameDatabase} as same`, [await lockOf(source)])
-        if (same) await copyByTriggers(source, await schemaOf(target))
-        else await copyByReplication(home, source, target, cell)
-      } finally {
-        await target.end()
-      }
-    }),
-  )
+  withoutTenant(() => changingCopies(home, source => makeCopies(home, source, cell)))
+
+async function makeCopies(home: Services, source: DatabaseClient, cell: Target): Promise<void> {
+  const target = await connect(cell.url)
+  try {
+    const [{ same }] = await rowsOf(target, `select ${isSameDatabase} as same`, [await lockOf(source)])
+    if (same) await copyByTriggers(home, source, await schemaOf(target), cell)
+    else await copyByReplication(home, source, target, cell)
+  } finally {
+    await target.end()
+  }
+}
 
 /** Takes a lock that sessions of the same database see, and returns its number. */
 async function lockOf(client: DatabaseClient): Promise<string> {
@@ -150,29 +150,43 @@ async function lockOf(client: DatabaseClient): Promise<string> {
 export const stopCopies = (home: Services, cell: Target): Promise<void> =>
   withoutTenant(() =>
     changingCopies(home, async source => {
-      const { schema } = parseDatabaseUrl(cell.url)
-      if (schema !== null) await dropTriggers(source, schema)
-      const slot = await slotName(source, cell)
+      await dropTriggers(source, schemaOfUrl(cell.url))
       const target = await connect(cell.url).catch(() => null)
       try {
-        if (target) await dropSubscription(target, slot)
+        if (target) await dropSubscriptions(target, await publicationOf(source))
       } finally {
         await target?.end()
+        await dropSlot(source, await slotName(source, cell))
       }
-      await dropSlot(source, slot)
     }),
   )
 
-/** Starts copies again that lack a part of the log, or that were stopped by a failed start. A sweep. */
+/**
+ * Connects cells again that do not reach home, and makes copies again that lack a part of the log, that differ from home, or that
+ * were stopped by a failed start. A sweep.
+ */
 export async function repairCopies(home: Services): Promise<number> {
   if (!home.cells || home.cell?.number !== 0) return 0
-  for (const { name, number, url, state } of await readCells(home)) {
-    const plain = home.secrets.open(url, sealedForCell(name))
-    if (plain.ok && state !== 'down' && state !== 'moving')
-      await isolateFailures(home, { cell: name }, () => startCopies(home, { name, number, url: plain.value }))
-  }
+  for (const { name } of await readCells(home))
+    await isolateFailures(home, { cell: name }, () =>
+      withoutTenant(() =>
+        changingCopies(home, async source => {
+          // Read while no command stops the copies.
+          const row = (await readCells(home)).find(cell => cell.name === name)
+          const plain = row && home.secrets.open(row.url, sealedForCell(name))
+          if (plain?.ok && row && row.state !== 'down' && row.state !== 'moving')
+            await makeCopies(home, source, { name, number: row.number, url: plain.value })
+        }),
+      ),
+    )
   return 0
 }
+
+/** Logs that copies in a cell are made again. */
+const logDifferences = ({ log }: Pick<Services, 'log'>, { name }: Pick<Target, 'name'>, tables: readonly string[]) =>
+  log.warn({ cell: name, tables }, 'copies in the cell differ from home and are made again')
+
+const schemaOfUrl = (databaseUrl: string): string => parseDatabaseUrl(databaseUrl).schema ?? 'public'
 
 const triggerName = (schema: string): string => `copy_to_${schema}`
 
@@ -180,17 +194,55 @@ async function dropTriggers(client: DatabaseClient, schema: string): Promise<voi
   for (const { table } of HOME_TABLES) await client.query(`drop trigger if exists ${triggerName(schema)} on ${table}`)
 }
 
-async function copyByTriggers(source: DatabaseClient, schema: string): Promise<void> {
-  const homeSchema = await schemaOf(source)
-  if (schema === homeSchema) throw new CopiesNotPossibleError('The cell has the database and the schema of home')
+/** Whether triggers copy the rows of home to a schema. */
+async function hasTriggers(source: DatabaseClient, schema: string): Promise<boolean> {
   const [{ count }] = await rowsOf(
     source,
-    'select count(*)::int as count from pg_trigger where tgname = $1 and tgrelid::regclass::text = any ($2)',
+    `select count(*)::int as count from pg_trigger join pg_class c on c.oid = tgrelid
+     where tgname = $1 and relname = any ($2) and relnamespace = current_schema()::regnamespace`,
     [triggerName(schema), [...copiedTables]],
   )
-  if (count === HOME_TABLES.length) return
-  await source.query('begin')
+  return count === HOME_TABLES.length
+}
+
+/** Runs work on the schemas of home and of a cell in one transaction. */
+async function inBothSchemas<T>(
+  source: DatabaseClient,
+  schema: string,
+  begin: string,
+  work: (home: Side, cell: Side) => Promise<T>,
+): Promise<T> {
+  const homeSchema = await schemaOf(source)
+  const sideOf = (name: string): Side => ({
+    client: source,
+    enter: () => source.query(`select set_config('search_path', $1, true)`, [name]),
+  })
+  await source.query(begin)
   try {
+    const result = await work(sideOf(homeSchema), sideOf(schema))
+    await source.query('commit')
+    return result
+  } catch (error) {
+    await source.query('rollback').catch(() => {})
+    throw error
+  }
+}
+
+/** Tables whose copies in a schema of the database of home differ. */
+const differencesByTriggers = async (source: DatabaseClient, schema: string): Promise<string[]> =>
+  (await inBothSchemas(source, schema, 'begin isolation level repeatable read read only', (home, cell) =>
+    findDifferences(home, cell),
+  )) ?? []
+
+async function copyByTriggers(home: Services, source: DatabaseClient, schema: string, cell: Target): Promise<void> {
+  if (schema === (await schemaOf(source)))
+    throw new CopiesNotPossibleError('The cell has the database and the schema of home')
+  if (await hasTriggers(source, schema)) {
+    const tables = await differencesByTriggers(source, schema)
+    if (tables.length === 0) return
+    logDifferences(home, cell, tables)
+  }
+  await inBothSchemas(source, schema, 'begin', async (from, to) => {
     await dropTriggers(source, schema)
     for (const { table, ...rest } of HOME_TABLES as readonly HomeTable[]) {
       const filter = rest.unbound ? `, 'unbound'` : ''
@@ -198,16 +250,8 @@ async function copyByTriggers(source: DatabaseClient, schema: string): Promise<v
       await source.query(`create trigger ${triggerName(schema)} after insert or update or delete on ${table}
         for each row execute function copy_row('${schema}'${filter})`)
     }
-    const inSchema = (name: string) => source.query(`select set_config('search_path', $1, true)`, [name])
-    await copyRows(
-      { client: source, enter: () => inSchema(homeSchema) },
-      { client: source, enter: () => inSchema(schema) },
-    )
-    await source.query('commit')
-  } catch (error) {
-    await source.query('rollback').catch(() => {})
-    throw error
-  }
+    await copyRows(from, to)
+  })
 }
 
 /** Begin of the names of the slots of a deployment: a server may have several, also in one database. */
@@ -220,22 +264,24 @@ async function slotName(source: DatabaseClient, { name }: Pick<Target, 'name'>):
   return slot
 }
 
-async function dropSubscription(target: DatabaseClient, name: string): Promise<void> {
-  if ((await subscriptionOf(target, name)) === null) return
-  await target.query(`alter subscription ${name} disable`)
-  await target.query(`alter subscription ${name} set (slot_name = none)`)
-  await target.query(`drop subscription ${name}`)
+const publicationOf = async (source: DatabaseClient): Promise<string> => `muster_${await schemaOf(source)}`
+
+/** Drops the subscriptions of a cell, including those to a home that was restored elsewhere. */
+async function dropSubscriptions(target: DatabaseClient, publication: string): Promise<void> {
+  for (const { name } of await subscriptionsTo(target, publication)) {
+    await target.query(`alter subscription ${name} disable`)
+    await target.query(`alter subscription ${name} set (slot_name = none)`)
+    await target.query(`drop subscription ${name}`)
+  }
 }
 
-async function subscriptionOf(target: DatabaseClient, name: string): Promise<{ enabled: boolean } | null> {
-  const [row] = await rowsOf(
+const subscriptionsTo = (target: DatabaseClient, publication: string): Promise<{ name: string; enabled: boolean }[]> =>
+  rowsOf(
     target,
-    `select subenabled as enabled from pg_subscription
-     where subname = $1 and subdbid = (select oid from pg_database where datname = current_database())`,
-    [name],
+    `select subname as name, subenabled as enabled from pg_subscription
+     where $1 = any (subpublications) and subdbid = (select oid from pg_database where datname = current_database())`,
+    [publication],
   )
-  return row ?? null
-}
 
 async function dropSlot(source: DatabaseClient, name: string): Promise<void> {
   for (;;) {
@@ -250,11 +296,48 @@ async function dropSlot(source: DatabaseClient, name: string): Promise<void> {
   }
 }
 
-/** Whether the slot of a cell exists and has all changes that the cell lacks. */
-async function isSlotUsable(source: DatabaseClient, name: string): Promise<boolean> {
-  const [slot] = await rowsOf(source, 'select wal_status from pg_replication_slots where slot_name = $1', [name])
-  return slot !== undefined && slot.wal_status !== 'lost'
+/** The slot of a cell; null if it does not exist, or has lost changes that the cell lacks. */
+async function usableSlot(source: DatabaseClient, name: string): Promise<{ active: boolean } | null> {
+  const [slot] = await rowsOf(source, 'select active, wal_status from pg_replication_slots where slot_name = $1', [
+    name,
+  ])
+  return slot === undefined || slot.wal_status === 'lost' ? null : slot
 }
+
+/** Time that a cell has to replay the commits at home; a subscription connects again every five seconds. */
+const CATCH_UP_MS = 10_000
+const CATCH_UP_POLL_MS = 100
+
+/**
+ * Waits until a cell has replayed the commits at home. False if it still replays then; true if it has replayed nothing meanwhile,
+ * as its subscription fails or does not reach home.
+ */
+async function catchesUp(source: DatabaseClient, slot: string): Promise<boolean> {
+  const [{ lsn }] = await rowsOf(source, 'select pg_current_wal_flush_lsn()::text as lsn')
+  const deadline = performance.now() + CATCH_UP_MS
+  let first: string | undefined
+  for (;;) {
+    const [row] = await rowsOf(
+      source,
+      `select confirmed_flush_lsn::text as position, confirmed_flush_lsn >= $2::pg_lsn as replayed
+       from pg_replication_slots where slot_name = $1`,
+      [slot, lsn],
+    )
+    if (row?.replayed) return true
+    first ??= row?.position
+    if (performance.now() > deadline) return row?.position === first
+    await sleep(CATCH_UP_POLL_MS)
+  }
+}
+
+const sideOf = (client: DatabaseClient): Side => ({ client, enter: async () => {} })
+
+/** Tables whose copies in another database differ; null if the cell still replays commits. */
+const differencesByReplication = (
+  source: DatabaseClient,
+  target: DatabaseClient,
+  slot: string,
+): Promise<string[] | null> => findDifferences(sideOf(source), sideOf(target), () => catchesUp(source, slot))
 
 /** Requires that home can publish its rows, and that the cell has the tables under the same names. */
 async function requireReplication(source: DatabaseClient, target: DatabaseClient): Promise<void> {
@@ -273,7 +356,7 @@ async function requireReplication(source: DatabaseClient, target: DatabaseClient
 
 /** Creates the publication of home, or adds tables of a later release. Returns its name, and whether it is unchanged. */
 async function preparePublication(source: DatabaseClient): Promise<{ publication: string; isUnchanged: boolean }> {
-  const publication = `muster_${await schemaOf(source)}`
+  const publication = await publicationOf(source)
   const published = await rowsOf(source, 'select tablename from pg_publication_tables where pubname = $1', [
     publication,
   ])
@@ -302,8 +385,17 @@ async function copyByReplication(
   await requireReplication(source, target)
   const { publication, isUnchanged } = await preparePublication(source)
   const slot = await slotName(source, cell)
-  if (isUnchanged && (await isSlotUsable(source, slot)) && (await subscriptionOf(target, slot))?.enabled) return
-  await dropSubscription(target, slot)
+  const connection = quoted(withoutSchema(home.config.DATABASE_LISTEN_URL))
+  const usable = isUnchanged ? await usableSlot(source, slot) : null
+  const subscriptions = await subscriptionsTo(target, publication)
+  if (usable && subscriptions.length === 1 && subscriptions[0].name === slot && subscriptions[0].enabled) {
+    // Home may have another address or password than the subscription.
+    if (!usable.active) await target.query(`alter subscription ${slot} connection ${connection}`)
+    const tables = await differencesByReplication(source, target, slot)
+    if (!tables?.length) return
+    logDifferences(home, cell, tables)
+  }
+  await dropSubscriptions(target, publication)
   await dropSlot(source, slot)
   const replication = await connect(home.config.DATABASE_LISTEN_URL, { replication: 'database' })
   try {
@@ -313,11 +405,10 @@ async function copyByReplication(
     await source.query('begin isolation level repeatable read read only')
     await source.query(`set transaction snapshot '${snapshot_name}'`)
     await target.query('begin')
-    const enter = () => Promise.resolve()
-    await copyRows({ client: source, enter }, { client: target, enter })
+    await copyRows(sideOf(source), sideOf(target))
     await target.query('commit')
     await source.query('commit')
-    await target.query(`create subscription ${slot} connection ${quoted(withoutSchema(home.config.DATABASE_LISTEN_URL))}
+    await target.query(`create subscription ${slot} connection ${connection}
       publication ${publication} with (create_slot = false, slot_name = '${slot}', copy_data = false)`)
   } catch (error) {
     await Promise.all([source, target].map(client => client.query('rollback').catch(() => {})))
@@ -344,6 +435,8 @@ export type CopiesState = {
   by: 'triggers' | 'replication' | null
   /** Bytes of the log at home that the cell has not replayed; null for triggers. */
   lag_bytes: number | null
+  /** Tables whose copies differ from home, without changes on the way. */
+  differing: string[]
   /** Faults, as sentences. */
   problems: string[]
 }
@@ -352,31 +445,37 @@ export type CopiesState = {
 export const copiesState = (home: Pick<Services, 'config'>, cell: Target): Promise<CopiesState> =>
   withoutTenant(() =>
     atHome(home, async source => {
-      const { schema } = parseDatabaseUrl(cell.url)
-      if (schema !== null) {
-        const [{ count }] = await rowsOf(source, 'select count(*)::int as count from pg_trigger where tgname = $1', [
-          triggerName(schema),
-        ])
-        if (count === HOME_TABLES.length) return { by: 'triggers', lag_bytes: null, problems: [] }
+      const schema = schemaOfUrl(cell.url)
+      if (await hasTriggers(source, schema)) {
+        const differing = await differencesByTriggers(source, schema)
+        return { by: 'triggers', lag_bytes: null, differing, problems: differenceProblems(cell, differing) }
       }
+      const name = await slotName(source, cell)
       const [slot] = await rowsOf(
         source,
         `select active, wal_status, (pg_current_wal_flush_lsn() - confirmed_flush_lsn)::float8 as lag_bytes,
            current_setting('max_slot_wal_keep_size') as kept
          from pg_replication_slots where slot_name = $1`,
-        [await slotName(source, cell)],
+        [name],
       )
-      if (!slot)
-        return { by: null, lag_bytes: null, problems: [`Rows of home are not copied to the cell ${cell.name}`] }
-      const problems: string[] = []
+      if (!slot) {
+        const problems = [`Rows of home are not copied to the cell ${cell.name}`]
+        return { by: null, lag_bytes: null, differing: [], problems }
+      }
+      const target = await connect(cell.url)
+      const differing = await differencesByReplication(source, target, name).finally(() => target.end())
+      const problems = differenceProblems(cell, differing ?? [])
       if (slot.wal_status === 'lost')
         problems.push(`Home has removed the log that the copies of the cell ${cell.name} need`)
       else if (!slot.active) problems.push(`The cell ${cell.name} is not connected to home`)
       if (slot.kept === '-1')
         problems.push('max_slot_wal_keep_size is not set at home: a cell that is down could fill its disk')
-      return { by: 'replication', lag_bytes: slot.lag_bytes, problems }
+      return { by: 'replication', lag_bytes: slot.lag_bytes, differing: differing ?? [], problems }
     }),
   )
+
+const differenceProblems = ({ name }: Target, tables: readonly string[]): string[] =>
+  tables.length > 0 ? [`Rows of ${tables.join(', ')} in the cell ${name} differ from home`] : []
 
 const lagRow = sql.type(z.strictObject({ name: z.string(), lag_bytes: z.int() }))
 
