@@ -3,6 +3,7 @@ import { requireConnections } from '#core/db/connections.ts'
 import { addressOf, parseDatabaseUrl, withParameters } from '#core/db/database-url.ts'
 import {
   CellRefusal,
+  type DirectoryCell,
   listDirectory,
   NO_KEY,
   requireEmpty,
@@ -13,7 +14,7 @@ import {
 } from '#core/services/cell-directory.ts'
 import { type CellFacts, readCellFacts } from '#core/services/cell-facts.ts'
 import { HOME } from '#core/services/cells.ts'
-import { startCopies } from '#core/services/copies.ts'
+import { startCopies, stopCopies } from '#core/services/copies.ts'
 import type { OpenServices } from '#core/services/lifecycle.ts'
 import { migrateCell } from '#core/services/migrate-cells.ts'
 import { checkCell, type ListedCell, listCells, withCellPool } from './doctor-cells.ts'
@@ -112,12 +113,18 @@ function urlOf({ url = process.env.CELL_URL, schema }: Pick<AddOptions, 'url' | 
   }
 }
 
+/** @throws CommandError if no cell has the name */
+async function findCell(home: OpenServices, name: string): Promise<DirectoryCell> {
+  const cell = (await listDirectory(home.pool, home)).find(each => each.name === name)
+  if (!cell) throw new CommandError(`no cell is called ${name}`, 'Run muster cells list.')
+  return cell
+}
+
 /** `muster cells close` and `open`. */
 export const stateCommand = (name: string, state: 'closed' | 'open', { data, json }: Options): Promise<void> =>
   onDirectory(data, async home => {
     if (name === HOME.name) throw new CommandError('home is always open')
-    const cell = (await listDirectory(home.pool, home)).find(each => each.name === name)
-    if (!cell) throw new CommandError(`no cell is called ${name}`, 'Run muster cells list.')
+    const cell = await findCell(home, name)
     if (!(await setCellState(home, name, state, ['open', 'closed'])))
       throw new CommandError(
         `cell ${name} is ${cell.state}`,
@@ -125,6 +132,31 @@ export const stateCommand = (name: string, state: 'closed' | 'open', { data, jso
       )
     if (json) return printJson({ name, state })
     print(state === 'open' ? `cell ${name} takes new projects` : `cell ${name} takes no new projects`)
+  })
+
+type RemoveOptions = Options & { force?: boolean }
+
+/**
+ * `muster cells remove`: ends the service of a cell and its copies, whether it answers or not. Its row remains, as its number is in
+ * IDs; `muster cells add` restores it.
+ * @throws CommandError if it answers and has projects, without `force`
+ */
+export const removeCommand = (name: string, { data, json, force }: RemoveOptions): Promise<void> =>
+  onDirectory(data, async home => {
+    if (name === HOME.name) throw new CommandError('home cannot be removed')
+    const { number, url } = await findCell(home, name)
+    if (url === null) throw new CommandError(`cell ${name} cannot be removed: ${NO_KEY}`)
+    const facts = force ? null : await withCellPool(url, readCellFacts).catch(() => null)
+    if (facts && facts.projects > 0)
+      throw new CommandError(
+        `cell ${name} answers and has projects: ${facts.projects}`,
+        'Pass --force to make them unavailable.',
+      )
+    // Before the copies stop, so that no sweep starts them again.
+    await setCellState(home, name, 'down', ['open', 'closed', 'moving', 'down'])
+    await stopCopies(home, { name, number, url })
+    if (json) return printJson({ name, number, state: 'down' })
+    print(`cell ${name} is down, and home does not copy to it`)
   })
 
 /** `muster cells check`: sets exit code 1 if a check fails. */

@@ -154,6 +154,7 @@ function addCellCommands(muster: Command): void {
         ['CELL_URL=postgres://... muster cells add two', 'migrates the database, which is empty'],
         ['CELL_URL=postgres://... muster cells add three --schema muster_three', 'in a schema of a database'],
         ['muster cells check', 'exits 1 if a check fails'],
+        ['muster cells remove two', 'after the loss of its server'],
       ),
     )
   const command = (name: string, description: string) =>
@@ -175,6 +176,10 @@ function addCellCommands(muster: Command): void {
   command('open', 'put new projects in a cell again')
     .argument('<name>')
     .action(async (name, options) => (await import('./cells.ts')).stateCommand(name, 'open', options))
+  command('remove', 'take a cell down and copy nothing to it, also if it does not answer; add restores it')
+    .argument('<name>')
+    .option('--force', 'also if it answers and has projects')
+    .action(async (name, options) => (await import('./cells.ts')).removeCommand(name, options))
 }
 
 function addReprocessCommands(muster: Command): void {

@@ -201,6 +201,39 @@ describe('muster cells', function () {
     assert.equal((await rows(home.url, `select from cells where state = 'down'`)).length, 0)
   })
 
+  it('remove takes a lost cell down and ends its copies, and add restores it with its number', async () => {
+    const url = inSchema(home.url, 'cell_ten')
+    const add = async () => JSON.parse((await muster(['cells', 'add', 'ten', '--url', url, '--json'])).stdout)
+    const triggers = () => rows(home.url, `select oid from pg_trigger where tgname = 'copy_to_cell_ten'`)
+    const signIn = () => rows(home.url, 'update users set last_login_at = now() returning id')
+    const { number } = await add()
+    await rows(url, `insert into projects (id, name) values ('prj_of_ten', 'Ten')`)
+    await refused(['remove', 'ten'], /cell ten answers and has projects: 1\nPass --force/)
+    assert.notEqual((await triggers()).length, 0)
+    await rows(home.url, 'drop schema cell_ten cascade')
+    await assert.rejects(signIn())
+    const removed = await muster(['cells', 'remove', 'ten', '--json'])
+    assert.deepEqual([removed.code, JSON.parse(removed.stdout)], [0, { name: 'ten', number, state: 'down' }])
+    assert.deepEqual(await triggers(), [])
+    assert.equal((await signIn()).length, 1)
+    assert.equal((await cells()).find(({ name }) => name === 'ten').state, 'down')
+    assert.match(
+      (await muster(['cells', 'check', 'ten'])).stdout,
+      /^warn +ten state +ten is not complete, or was removed/m,
+    )
+    assert.equal((await muster(['cells', 'remove', 'ten'])).code, 0)
+
+    const again = await add()
+    assert.deepEqual([again.number, again.state], [number, 'open'])
+    await rows(url, `insert into projects (id, name) values ('prj_of_ten', 'Ten')`)
+    const forced = await muster(['cells', 'remove', 'ten', '--force'])
+    assert.deepEqual([forced.code, forced.stdout], [0, 'cell ten is down, and home does not copy to it\n'])
+    assert.deepEqual(await rows(url, 'select id from projects'), [{ id: 'prj_of_ten' }])
+    assert.equal((await add()).state, 'open')
+    await refused(['remove', 'home'], /home cannot be removed/)
+    await refused(['remove', 'nine'], /no cell is called nine/)
+  })
+
   it('close and open change whether a cell takes new projects', async () => {
     const state = async () => (await cells()).find(({ name }) => name === 'two').state
     const closed = await muster(['cells', 'close', 'two'])
