@@ -94,7 +94,7 @@ export async function startWorker(
   })
   const healthPort = portOf(server)
   // It may have work already: a heartbeat that fails now is followed by others.
-  await home?.heartbeat.beat().catch(error => log.warn({ err: error }, 'heartbeat failed'))
+  await home?.beat().catch(error => log.warn({ err: error }, 'heartbeat failed'))
   log.info({ kinds, health_port: healthPort, instance: config.INSTANCE_ID }, 'worker is ready')
   const unserved = await listUnservedConcerns(services, config.WORKER_HEARTBEAT_STALE_MS).catch(error => {
     log.warn({ err: error }, 'concerns without a worker are not known')
@@ -129,7 +129,7 @@ async function serveQueues(
   services: Services,
   kinds: readonly (typeof WORKER_KINDS)[number][],
   onPoll?: () => Promise<unknown>,
-): Promise<Serving & { heartbeat: Heartbeat }> {
+): Promise<Serving & { heartbeat: Heartbeat; beat(): Promise<void> }> {
   const { config, log } = services
   for (const { start } of modules) await start?.(services, 'worker')
   const { handlers, schedules, background } = workForConcerns(kinds)
@@ -164,6 +164,7 @@ async function serveQueues(
   }
   return {
     heartbeat,
+    beat,
     drain: () => {
       draining ??= drain()
       return draining
