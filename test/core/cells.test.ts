@@ -86,7 +86,7 @@ describe('a deployment with cells', function () {
     assert.equal((await cells.admin.get(`/conversations?offset=10001&project_id=${id}`)).status, 200)
   })
 
-  it('keeps what belongs to home there, whatever project a request names', async () => {
+  it('keeps keys without a project at home, whatever project a request names', async () => {
     const { id } = await cells.project('second')
     const key = await postedBy(cells.admin, '/project-keys', { name: 'Unbound' })
     const renamed = await cells.admin.patch(`/project-keys/${key.id}?project_id=${id}`, { name: 'Renamed' })
