@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { integerQuery } from '#core/api/lists.ts'
+import { CELL_STATES } from '#core/services/cells.ts'
 import { MESSAGE_STATES } from '#core/work/inspection.ts'
 
 const count = (of: string) => z.int().describe(of)
@@ -111,7 +112,7 @@ export const SystemCell = z
       .nullable()
       .describe('Host, database and schema, without credentials. Null if its URL cannot be decrypted.'),
     state: z
-      .enum(['open', 'closed', 'moving', 'down'])
+      .enum(CELL_STATES)
       .describe('open - takes new projects, closed - takes none, moving, down - serves no requests'),
     reachable: z.boolean().describe('Whether the web process that answers reads its database'),
     projects: z.int().nullable().describe('Number of its projects. Null if it is not reachable.'),

@@ -3,7 +3,7 @@ import { z } from 'zod'
 import type { Services } from '../base/services.ts'
 import type { Pool } from '../db/pool.ts'
 import { idStatement, type Queryable, sql, voidStatement } from '../db/sql.ts'
-import { type CellRow, HOME, sealedForCell } from './cells.ts'
+import { CELL_STATES, type CellRow, HOME, sealedForCell } from './cells.ts'
 
 /**
  * Writes the directory of cells, which is at home. The table `cells` of each other cell has one row, of the cell itself, by which
@@ -24,7 +24,7 @@ const DirectoryRow = z.strictObject({
   name: z.string(),
   number: z.int(),
   url: z.string(),
-  state: z.enum(['open', 'closed', 'moving', 'down']),
+  state: z.enum(CELL_STATES),
   created_at: z.string(),
   updated_at: z.string(),
 })

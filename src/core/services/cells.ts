@@ -51,9 +51,9 @@ export const sealedCellUrls = sealedColumn({
   project: sql.fragment`null::text`,
 })
 
-const cellState = z.enum(['open', 'closed', 'moving', 'down'])
+export const CELL_STATES = ['open', 'closed', 'moving', 'down'] as const
 
-const CellRow = z.strictObject({ name: z.string(), number: z.int(), url: z.string(), state: cellState })
+const CellRow = z.strictObject({ name: z.string(), number: z.int(), url: z.string(), state: z.enum(CELL_STATES) })
 
 const cellRow = sql.type(CellRow)
 
@@ -149,8 +149,7 @@ export class Cells {
 
   /** Returns the cells that this process opens, home first. */
   served(): Cell[] {
-    const isServed = ({ name, state }: Cell) => state !== 'down' && (this.#only?.includes(name) ?? true)
-    return this.all().filter(cell => cell.name === HOME.name || isServed(cell))
+    return this.all().filter(cell => cell.name === HOME.name || this.#isServed(cell))
   }
 
   /** Returns the cell of a name, undefined for an unknown one. */
@@ -173,11 +172,6 @@ export class Cells {
     return cell ? requireCell(cell) : this.home
   }
 
-  /** Returns the services of all cells. Raises CELL_UNAVAILABLE if one of them does not answer. */
-  everywhere(): Services[] {
-    return this.all().map(requireCell)
-  }
-
   /** Stops new work in the cells and waits for the running, for the end of the process. */
   async drain(): Promise<void> {
     this.#closing = true
@@ -192,6 +186,10 @@ export class Cells {
     await Promise.all([...this.#opened.keys()].map(name => this.#end(name)))
   }
 
+  #isServed({ name, state }: Pick<CellRow, 'name' | 'state'>): boolean {
+    return state !== 'down' && (this.#only?.includes(name) ?? true)
+  }
+
   async #read(): Promise<void> {
     const { pool } = this.home
     const [rows, exceptions] = await withoutTenant(() =>
@@ -199,7 +197,7 @@ export class Cells {
     )
     this.#exceptions = new Map(exceptions.map(({ project_id, cell }) => [project_id, cell ?? HOME.name]))
     this.#rows = rows
-    const wanted = rows.filter(({ name, state }) => state !== 'down' && (this.#only?.includes(name) ?? true))
+    const wanted = rows.filter(row => this.#isServed(row))
     for (const name of this.#opened.keys()) if (!wanted.some(row => row.name === name)) await this.#end(name)
     const opening = wanted.map(row => {
       const { name } = row

@@ -4,13 +4,13 @@ import { policyCatalogue } from '#core/api/catalogue.ts'
 import { kinds } from '#core/api/kind.ts'
 import { operations } from '#core/api/operation.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
-import { cellOfId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import { type Caller, principalFacts } from '#core/iam/caller.ts'
 import { decide, type Layer } from '#core/iam/decide.ts'
 import { explain } from '#core/iam/explain.ts'
 import { canonicalActions, canonicalType, splitName } from '#core/iam/names.ts'
 import { compileDocument } from '#core/iam/policy.ts'
+import { servicesOfId } from '#core/services/cells.ts'
 import { resolveSubject } from '../principals/principals.ts'
 import { policyDocumentProblems, policyText } from './model.ts'
 
@@ -110,7 +110,7 @@ function withDocument(
 
 /** Returns the services of the cell of a key. Users are in every cell. */
 const cellOfSubject = (services: Services, { key_id }: { key_id?: string }): Services =>
-  key_id === undefined ? services : (services.cells?.numbered(cellOfId(key_id)) ?? services)
+  key_id === undefined ? services : servicesOfId(services, key_id)
 
 /**
  * Simulates a request of a user (with a user token) or a key, and returns the deciding statement of each layer. Users
