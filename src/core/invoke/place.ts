@@ -36,14 +36,16 @@ async function place(cells: Cells, operation: Operation, call: Call): Promise<In
   const { kind, shape, param, across } = operation
   if (kind && !isAcross(across) && (kind.global || AT_HOME.has(kind.name))) return open(cells.home)
   if (param !== null && kind?.name === 'project') return open(cells.ofProject(call.params[param]))
-  // A project in the request of an item may be a value that it gets.
-  if (Object.values(call.params).some(isId) && !isAcross(across)) return open(byParams(cells, call))
+  const isOfItem = Object.values(call.params).some(isId) && !isAcross(across)
+  // A project in the request of an item may be a value that it gets, unless it uses the item of another project.
+  if (isOfItem && !operation.granted) return open(byParams(cells, call))
   const body = (call.body ?? {}) as Record<string, unknown>
   const { project_id: requested } = call.query
   const inBody =
     operation.receive && call.upload && requested === undefined ? await peekProject(call.upload) : body.project_id
   const project = requested ?? inBody ?? null
   if (typeof project === 'string') return open(cells.ofProject(project))
+  if (isOfItem) return open(byParams(cells, call))
   if (shape === 'create' && kind?.name === 'project')
     return open(isAdmin(caller) ? await cellOfNewProject(cells, call, body.cell) : cells.home)
   if (isAcross(across)) return { ...open(cells.home), everywhere: cells }
