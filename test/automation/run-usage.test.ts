@@ -2,7 +2,6 @@ import assert from 'node:assert/strict'
 import pg from 'pg'
 import { z } from 'zod'
 import { usageOfRun, usageOfRuns } from '#automation/orchestrations/runs/reads/usage.ts'
-import { foldProject } from '#control/usage/folds.ts'
 import { rebuildSums, sumsMatchEvents } from '#control/usage/rebuild.ts'
 import { rollUpUsage } from '#control/usage/roll-up.ts'
 import { usedByRun } from '#control/usage/sums.ts'
@@ -11,7 +10,7 @@ import { inTransaction, type Transaction } from '#core/db/pool.ts'
 import { sql } from '#core/db/sql.ts'
 import { rounds } from '../support/rounds.ts'
 import { forSuite } from '../support/suite.ts'
-import { insertUsage, tokenUse } from '../support/usage.ts'
+import { foldUsage, insertUsage, tokenUse } from '../support/usage.ts'
 import { set, startRunApp } from './fixtures.ts'
 
 const HOUR_MS = 3_600_000
@@ -73,7 +72,7 @@ describe('usage of runs', function () {
     orchestration_run_id: runId,
     ...fields,
   })
-  const fold = (project: string) => foldProject(app.services.pool, project)
+  const fold = (project: string) => foldUsage(app, project)
   const snapshot = async (project: string) => (await app.rows(SNAPSHOT, [project]))[0]
   const rowOf = async (runId: string) =>
     (await app.rows('select * from folded_run_usage where run_id = $1', [runId]))[0]

@@ -68,6 +68,11 @@ describe('the editors of orchestrations and workflows', function () {
     await page.keyboard.press('Enter')
     await node(page, name).waitFor()
   }
+  /** Opens the editor of the shown graph; the view before it shows the same nodes. */
+  const edit = async (page: Page) => {
+    await page.getByRole('link', { name: 'Edit' }).click()
+    await page.getByRole('button', { name: 'Save' }).waitFor()
+  }
   /** Connects two nodes with the keyboard: a key at the source, arrow keys to the target, Enter. */
   const connect = async (page: Page, from: string, to: string) => {
     await focusOn(node(page, from))
@@ -284,7 +289,7 @@ describe('the editors of orchestrations and workflows', function () {
     })
     const { page } = await open(`workflows/${id}?tab=definition`)
     await node(page, 'old').waitFor()
-    await page.getByRole('link', { name: 'Edit' }).click()
+    await edit(page)
     await node(page, 'new').click()
     await page.getByRole('button', { name: 'More settings' }).click()
     await field(page, 'Stalled after (s)').fill('-1')
@@ -312,7 +317,7 @@ describe('the editors of orchestrations and workflows', function () {
       edges: chain('one', 'two'),
     })
     const { page, problems } = await open(`orchestrations/${id}`)
-    await page.getByRole('link', { name: 'Edit' }).click()
+    await edit(page)
     await node(page, 'one').click()
     await field(page, 'Name of the node').fill('first')
     await page.keyboard.press('Enter')
@@ -365,7 +370,7 @@ describe('the editors of orchestrations and workflows', function () {
       edges: [],
     })
     const { page, problems } = await open(`orchestrations/${id}`)
-    await page.getByRole('link', { name: 'Edit' }).click()
+    await edit(page)
     await node(page, 'ask').click()
     const name = field(page, 'Input: name')
     await field(page, 'Input: kind').fill('{"var":')
@@ -387,7 +392,7 @@ describe('the editors of orchestrations and workflows', function () {
       transitions: [{ name: 'go', from: ['a'], to: 'b' }],
     })
     const { page, problems } = await open(`workflows/${id}?tab=definition`)
-    await page.getByRole('link', { name: 'Edit' }).click()
+    await edit(page)
     await node(page, 'a').click()
     await page.getByRole('button', { name: 'Edit go: a → b' }).click()
     await field(page, 'Guard').fill('{"var":')
@@ -464,7 +469,7 @@ describe('the editors of orchestrations and workflows', function () {
     ] as const)
       for (const width of [1280, 360]) {
         const { page, problems } = await open(view, { width })
-        await page.getByRole('link', { name: 'Edit' }).click()
+        await edit(page)
         // The view before has such rows too, and stays while the script of the editor loads.
         await tab(page, 'JSON').waitFor()
         if (width === 360) {

@@ -1,10 +1,9 @@
 import assert from 'node:assert/strict'
 import type { Page } from 'playwright-core'
-import { foldProject } from '#control/usage/folds.ts'
 import { voidStatement } from '#core/db/sql.ts'
 import { allowing } from '../support/oauth.ts'
 import { createdBy, postedBy } from '../support/replies.ts'
-import { insertUsage, tokenUse } from '../support/usage.ts'
+import { foldUsage, insertUsage, tokenUse } from '../support/usage.ts'
 import { choose, consoleSuite, focusOn, openConsole, tabTo, violations } from './support.ts'
 
 const WEEK_MS = 7 * 86_400_000
@@ -50,7 +49,7 @@ describe('charts of turns and usage', function () {
       tokenUse({ cost: 0.5, agent_id: suite.app.agentId }),
       tokenUse({ cost: 0.25, agent_id: suite.app.agentId, created_at: before }),
     ])
-    await foldProject(suite.app.services.pool, projectId())
+    await foldUsage(suite.app, projectId())
   })
 
   it('compare the last days with the week before, and name what has no price', async () => {

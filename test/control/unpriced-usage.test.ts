@@ -3,7 +3,6 @@ import fs from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import pg from 'pg'
-import { foldProject } from '#control/usage/folds.ts'
 import { rebuildSums, sumsMatchEvents } from '#control/usage/rebuild.ts'
 import { rollUpUsage } from '#control/usage/roll-up.ts'
 import { MIGRATIONS } from '#core/queues/breaking-migrations.ts'
@@ -13,7 +12,7 @@ import { testEnvironment } from '../support/environment.ts'
 import { muster } from '../support/hosts.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 import { forSuite } from '../support/suite.ts'
-import { insertUsage, tokenUse } from '../support/usage.ts'
+import { foldUsage, insertUsage, tokenUse } from '../support/usage.ts'
 
 const DAY_MS = 86_400_000
 const HOUR_MS = 3_600_000
@@ -99,7 +98,7 @@ describe('usage without a price', function () {
     const project = await app.project()
     await insertUsage(app, project.id, uses())
     assert.deepEqual(await read(project), EXPECTED)
-    await foldProject(app.services.pool, project.id)
+    await foldUsage(app, project.id)
     assert.deepEqual(await read(project), EXPECTED)
     // By events, which roll-ups do not have the sessions of.
     const { body } = await project.key.get('/usage/aggregate?group_by=session')
@@ -136,7 +135,7 @@ describe('usage without a price', function () {
   it('is found and computed again where the roll-ups differ from the events', async () => {
     const project = await app.project()
     await insertUsage(app, project.id, uses())
-    await foldProject(app.services.pool, project.id)
+    await foldUsage(app, project.id)
     const from = new Date(Math.floor(Date.now() / DAY_MS) * DAY_MS - DAY_MS)
     const span = { project_id: project.id, from, to: new Date(from.getTime() + 3 * DAY_MS) }
     assert.equal(await sumsMatchEvents(app.services.pool, span), true)

@@ -1,6 +1,5 @@
 import assert from 'node:assert/strict'
 import pg from 'pg'
-import { foldProject } from '#control/usage/folds.ts'
 import { sumsMatchEvents } from '#control/usage/rebuild.ts'
 import { rollUpUsage } from '#control/usage/roll-up.ts'
 import { startAgentApp } from '../execution/fixtures.ts'
@@ -8,7 +7,7 @@ import { eventually, startApp } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
 import { rounds } from '../support/rounds.ts'
 import { forSuite } from '../support/suite.ts'
-import { insertUsage, tokenUse } from '../support/usage.ts'
+import { foldUsage, insertUsage, tokenUse } from '../support/usage.ts'
 
 const HOUR_MS = 3_600_000
 const DAY_MS = 24 * HOUR_MS
@@ -71,7 +70,7 @@ describe('folds of usage', function () {
       )
     const before = await read()
     assert.equal(await unfolded(id), 4)
-    await foldProject(app.services.pool, id)
+    await foldUsage(app, id)
     assert.equal(await unfolded(id), 0)
     assert.deepEqual(await read(), before)
     assert.equal(before[0].length, 6)
@@ -87,7 +86,7 @@ describe('folds of usage', function () {
     const client = await connected()
     assert.equal(await fold(client, id), 1000)
     assert.equal(await unfolded(id), 1300)
-    await foldProject(app.services.pool, id)
+    await foldUsage(app, id)
     const [{ tokens, sums, counted }] = await app.rows(SNAPSHOT, [id])
     assert.deepEqual([tokens, sums, counted], [2300 * 150, 2300 * 150, 2300])
   })
@@ -163,7 +162,7 @@ describe('folds of usage', function () {
     })
     await work
     assert.ok(different > READERS, 'the readers saw different snapshots')
-    await foldProject(app.services.pool, id)
+    await foldUsage(app, id)
     const span = { project_id: id, from: new Date(Date.now() - DAY_MS), to: new Date(Date.now() + DAY_MS) }
     assert.ok(await sumsMatchEvents(app.services.pool, span))
     const [{ folded }] = await app.rows(
@@ -179,7 +178,7 @@ describe('folds of usage', function () {
     await app.rows('delete from usage_events where id = (select min(id) from usage_events where project_id = $1)', [id])
     const counted = async () => (await app.rows(SNAPSHOT, [id]))[0].counted
     assert.equal(await counted(), 1)
-    await foldProject(app.services.pool, id)
+    await foldUsage(app, id)
     assert.equal(await counted(), 1)
   })
 

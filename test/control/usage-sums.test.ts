@@ -1,14 +1,13 @@
 import assert from 'node:assert/strict'
 import { describe, it } from 'mocha'
 import pg from 'pg'
-import { foldProject } from '#control/usage/folds.ts'
 import { pruneSums } from '#control/usage/sums.ts'
 import { sql } from '#core/db/sql.ts'
 import { eventually, startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster } from '../support/hosts.ts'
 import { forSuite } from '../support/suite.ts'
-import { insertUsage, tokenUse } from '../support/usage.ts'
+import { foldUsage, insertUsage, tokenUse } from '../support/usage.ts'
 
 const HOUR_MS = 3_600_000
 
@@ -132,7 +131,7 @@ describe('sums of usage', function () {
       tokenUse({ cost: null, created_at: days(42) }),
       tokenUse({ cost: null, created_at: days(38) }),
     ])
-    await foldProject(app.services.pool, id)
+    await foldUsage(app, id)
     assert.ok((await pruneSums(app.services, new AbortController().signal)) >= 1)
     assert.equal((await sums(id))[0].events, 1)
     assert.equal((await rolled(id)).events, 2)
@@ -153,7 +152,7 @@ describe('sums of usage', function () {
       return JSON.parse(done.stdout)
     }
     const before = [await sums(id), await rolled(id)]
-    await foldProject(app.services.pool, id)
+    await foldUsage(app, id)
     assert.deepEqual(await reprocess(), { days: 2, wrong: 0, rebuilt: 0, dry_run: false })
     await rows(`update folded_usage_sums set tokens = tokens + 1 where project_id = $1 and scope = 'actor'`, id)
     await rows(`delete from folded_usage_rollups where project_id = $1 and hour < now() - interval '20 hours'`, id)

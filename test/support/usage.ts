@@ -1,7 +1,7 @@
 import { foldProject } from '#control/usage/folds.ts'
 import { newId } from '#core/base/ids.ts'
 import { sql } from '#core/db/sql.ts'
-import type { TestApp } from './app.ts'
+import { eventually, type TestApp } from './app.ts'
 
 /** A model call of 100 and 50 tokens; `cost` is the cost of its input, null for no price. */
 export function tokenUse({
@@ -53,9 +53,13 @@ export async function insertUsage(
     from jsonb_populate_recordset(null::usage_events, ${JSON.stringify(rows)}::jsonb)`)
 }
 
+/** Folds the usage of a project, also while a process folds it. */
+export const foldUsage = (app: Pick<TestApp, 'services'>, projectId: string): Promise<unknown> =>
+  eventually(() => foldProject(app.services.pool, projectId), { what: 'a fold of usage' })
+
 /** Deletes the usage of a project and its sums, so that quotas begin at zero. */
 export async function forgetUsage(app: Pick<TestApp, 'services'>, projectId: string): Promise<void> {
-  await foldProject(app.services.pool, projectId)
+  await foldUsage(app, projectId)
   for (const table of ['usage_events', 'folded_usage_sums', 'folded_run_usage'])
     await app.services.pool.query(sql.unsafe`delete from ${sql.identifier([table])} where project_id = ${projectId}`)
 }
