@@ -1,4 +1,5 @@
 import { randomBytes } from 'node:crypto'
+import { z } from 'zod'
 import { withCell } from '#core/base/ids.ts'
 import { idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { sha256Of } from '#core/secrets/digest.ts'
@@ -54,7 +55,20 @@ export async function updateKey(db: Queryable, id: string, { policy_ids, ...patc
       insert into project_key_policies (key_id, policy_id, position)
       select ${id}, policy_id, position from wanted
       on conflict (key_id, policy_id) do update set position = excluded.position`)
-  return projectKeyKind.update(db, id, patch)
+  const row = await projectKeyKind.update(db, id, patch)
+  if (patch.project_id === null) await copyPolicies(db, id)
+  return row
+}
+
+/** Writes the policies of a key again: cells have no copies of policies of keys with a project, and replicate what is written. */
+async function copyPolicies(db: Queryable, id: string): Promise<void> {
+  const removed = await db.any(attachmentRow`
+    delete from project_key_policies where key_id = ${id} returning policy_id, position`)
+  if (removed.length > 0)
+    await db.query(voidStatement`
+      insert into project_key_policies (key_id, policy_id, position)
+      select ${id}, policy_id, position
+      from jsonb_to_recordset(${JSON.stringify(removed)}::jsonb) as r (policy_id text, position int)`)
 }
 
 /**
@@ -73,6 +87,8 @@ export const rotateKey = (
       previous_key_expires_at = ${graceEnd?.toISOString() ?? null}::timestamptz,
       rotated_at = now(), updated_at = now()
     where t.id = ${id} returning ${projectKeyKind.columns}`)
+
+const attachmentRow = sql.type(z.strictObject({ policy_id: z.string(), position: z.int() }))
 
 const dayRow = sql.type(KeyUsage.shape.days.element)
 
