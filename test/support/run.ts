@@ -3,10 +3,10 @@
  * files and options of mocha) only these tests. `--in-process` runs the workers that tests start inside the process of
  * the test, which is faster; `--installed-browser` takes a browser of this machine in place of the packed one;
  * `--nightly` repeats random tests for hours. `--postgres DIR` runs the tests of other-postgres.ts, or those given, on a server
- * with the programs in DIR. `--spans` exports every span of every process to a collector, and fails if one has a canary
- * (canaries.ts). A complete run runs files with a failed test once more, alone, and names
- * those that pass then; it fails where no test received an event that a stream declares. The last line printed is the
- * totals; a step that fails counts as one failed test.
+ * with the programs in DIR. `--cells` makes the projects of tests in a second cell. `--spans` exports every span of every
+ * process to a collector, and fails if one has a canary (canaries.ts). A complete run runs files with a failed test once more,
+ * alone, and names those that pass then; it fails where no test received an event that a stream declares. The last line printed
+ * is the totals; a step that fails counts as one failed test.
  */
 import { type ChildProcess, spawn } from 'node:child_process'
 import fs from 'node:fs'
@@ -255,7 +255,8 @@ const SWITCHES: Record<string, string> = {
   '--installed-browser': 'TEST_INSTALLED_BROWSER',
   '--nightly': 'TEST_NIGHTLY',
 }
-const args = process.argv.slice(2).filter(arg => !(arg in SWITCHES))
+if (process.argv.includes('--cells')) env.TEST_CELLS ??= 'second'
+const args = process.argv.slice(2).filter(arg => !(arg in SWITCHES) && arg !== '--cells')
 const [, otherServer] = args.includes('--postgres') ? args.splice(args.indexOf('--postgres'), 2) : []
 if (otherServer && !args.some(arg => arg.endsWith('.test.ts'))) args.push(...PROFILE)
 for (const [option, name] of Object.entries(SWITCHES)) if (process.argv.includes(option)) env[name] = 'true'

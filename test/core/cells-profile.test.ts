@@ -1,0 +1,21 @@
+import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
+import { promisify } from 'node:util'
+import { PROFILE } from '../support/cells-profile.ts'
+import { root } from '../support/processes.ts'
+
+const run = promisify(execFile)
+
+describe('projects in a second cell', function () {
+  this.timeout(300_000)
+
+  it('behave as in one database', async () => {
+    const args = ['node_modules/mocha/bin/mocha.js', '--parallel', '--jobs', '2', '--exit', ...PROFILE]
+    const env = { ...process.env, TEST_CELLS: 'second' }
+    const { stdout } = await run(process.execPath, args, { cwd: root, env, maxBuffer: 64 * 1024 ** 2 }).catch(
+      error => error,
+    )
+    assert.match(stdout, /^ +\d+ passing/m)
+    assert.doesNotMatch(stdout, /^ +\d+ failing/m, stdout)
+  })
+})
