@@ -156,17 +156,17 @@ async function serveQueues(
     workers: () => heartbeat.workers,
   })
   let draining: Promise<unknown> | undefined
-  const drain = async () => {
+  const drain = async (mostMs?: number) => {
     // Polls have stopped, but heartbeats must continue until running handlers end, or other workers take over.
     const beatTimer = setInterval(() => void beat().catch(() => {}), config.WORKER_HEARTBEAT_INTERVAL_MS / 2)
-    await workers.stop(config.SHUTDOWN_GRACE_MS)
+    await workers.stop(config.SHUTDOWN_GRACE_MS, mostMs)
     clearInterval(beatTimer)
   }
   return {
     heartbeat,
     beat,
-    drain: () => {
-      draining ??= drain()
+    drain: mostMs => {
+      draining ??= drain(mostMs)
       return draining
     },
     end: () => heartbeat.end().catch(() => {}),

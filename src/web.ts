@@ -35,7 +35,7 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
     const heartbeat = await startWebHeartbeat(of)
     const local = config.WEB_EXECUTES ? openLocalWork(of, heartbeat.isRecent) : null
     return {
-      drain: () => local?.stop(config.SHUTDOWN_GRACE_MS),
+      drain: (mostMs = config.SHUTDOWN_GRACE_MS) => local?.stop(Math.min(mostMs, config.SHUTDOWN_GRACE_MS)),
       end: () => heartbeat.end(),
     }
   }

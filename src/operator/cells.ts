@@ -13,10 +13,12 @@ import {
   writeCell,
 } from '#core/services/cell-directory.ts'
 import { type CellFacts, readCellFacts } from '#core/services/cell-facts.ts'
+import { findMove } from '#core/services/cell-moves.ts'
 import { HOME } from '#core/services/cells.ts'
 import { startCopies, stopCopies } from '#core/services/copies.ts'
 import type { OpenServices } from '#core/services/lifecycle.ts'
 import { migrateCell } from '#core/services/migrate-cells.ts'
+import { cancelMove, moveCell, requireMovable } from '#core/services/move-cell.ts'
 import { checkCell, type ListedCell, listCells, withCellPool } from './doctor-cells.ts'
 import { checkMigrations } from './doctor-database.ts'
 import { withServices } from './environment.ts'
@@ -77,10 +79,7 @@ export const addCommand = (name: string, { data, json, ...options }: AddOptions)
     const address = addressOf(url)
     requireName(name)
     await requireUnused(pool, home, name)
-    await requireConnections({ DATABASE_URL: url, DATABASE_LISTEN_URL: url }).catch(error => {
-      const reason = error instanceof ConfigError ? error.problems[0].message : describeError(error)
-      throw new CommandError(`the database ${address} cannot be a cell: ${reason}`)
-    })
+    await requireUsable(url)
     await withCellPool(url, async target => {
       await requireEmpty(home, target, name)
       const onWait = () => printProgress('another process migrates; waiting for its lock')
@@ -99,6 +98,13 @@ export const addCommand = (name: string, { data, json, ...options }: AddOptions)
       print(`cell ${name}, number ${number}, is open at ${address}`)
     })
     if (!config.CELLS) printProgress('Set CELLS=true in all processes, which then serve its projects.')
+  })
+
+/** @throws CommandError if a database does not permit the connections of a cell */
+const requireUsable = (url: string): Promise<void> =>
+  requireConnections({ DATABASE_URL: url, DATABASE_LISTEN_URL: url }).catch(error => {
+    const reason = error instanceof ConfigError ? error.problems[0].message : describeError(error)
+    throw new CommandError(`the database ${addressOf(url)} cannot be a cell: ${reason}`)
   })
 
 /** @throws CommandError without a usable URL, in which case the message has no part of it */
@@ -128,7 +134,9 @@ export const stateCommand = (name: string, state: 'closed' | 'open', { data, jso
     if (!(await setCellState(home, name, state, ['open', 'closed'])))
       throw new CommandError(
         `cell ${name} is ${cell.state}`,
-        cell.state === 'down' ? 'Repeat muster cells add.' : undefined,
+        { down: 'Repeat muster cells add.', moving: 'Repeat muster cells move, or pass --cancel to it.' }[
+          cell.state as string
+        ],
       )
     if (json) return printJson({ name, state })
     print(state === 'open' ? `cell ${name} takes new projects` : `cell ${name} takes no new projects`)
@@ -145,6 +153,8 @@ export const removeCommand = (name: string, { data, json, force }: RemoveOptions
   onDirectory(data, async home => {
     if (name === HOME.name) throw new CommandError('home cannot be removed')
     const { number, url } = await findCell(home, name)
+    if (await findMove(home, name))
+      throw new CommandError(`cell ${name} is being moved`, 'Repeat muster cells move, or pass --cancel to it.')
     if (url === null) throw new CommandError(`cell ${name} cannot be removed: ${NO_KEY}`)
     const facts = force ? null : await withCellPool(url, readCellFacts).catch(() => null)
     if (facts && facts.projects > 0)
@@ -157,6 +167,31 @@ export const removeCommand = (name: string, { data, json, force }: RemoveOptions
     await stopCopies(home, { name, number, url })
     if (json) return printJson({ name, number, state: 'down' })
     print(`cell ${name} is down, and home does not copy to it`)
+  })
+
+type MoveOptions = AddOptions & { cancel?: boolean }
+
+/**
+ * `muster cells move`: moves a cell to an empty database while it is in use. Can be repeated after an interruption, and cancelled.
+ * @throws CommandError if the cell or the database does not permit it
+ */
+export const moveCommand = (name: string, { data, json, cancel, ...options }: MoveOptions): Promise<void> =>
+  onDirectory(data, async home => {
+    if (cancel) {
+      const { state } = await cancelMove(home, name)
+      if (json) return printJson({ name, state })
+      return print(`the move of cell ${name} is cancelled; the cell is ${state} where it was`)
+    }
+    const url = urlOf(options)
+    await requireMovable(home, name)
+    await requireUsable(url)
+    const moved = await moveCell(home, name, url, printProgress)
+    if (json) return printJson(moved)
+    const { from, to, state, pause_ms, tables, rows, bytes, left } = moved
+    print(`cell ${name} is ${state} at ${to}`)
+    print(`${tables} tables, about ${rows} rows, ${(bytes / 1024 ** 2).toFixed(1)} MiB; paused for ${pause_ms} ms`)
+    print(`${from} keeps the rows of before and refuses writes. When they are not needed, drop its schemas:`)
+    for (const schema of left) print(`  drop schema ${schema} cascade;`)
   })
 
 /** `muster cells check`: sets exit code 1 if a check fails. */

@@ -41,8 +41,16 @@ export async function checkCell(config: Config, { name, number, state, url, list
       checks.push(migrations)
       if (migrations.status !== 'fail') {
         checks.push(...(await checkKeys(config, pool)))
-        if (number !== HOME.number && state !== 'down') checks.push(await checkCopies(config, { name, number, url }))
+        if (number !== HOME.number && state !== 'down' && state !== 'moving')
+          checks.push(await checkCopies(config, { name, number, url }))
       }
+      if (state === 'moving')
+        checks.push({
+          name: 'state',
+          status: 'warn',
+          detail: `${name} takes no requests while it is moved`,
+          fix: 'If its command was interrupted, repeat muster cells move, or pass --cancel to it.',
+        })
       if (state === 'down')
         checks.push({
           name: 'state',

@@ -153,6 +153,7 @@ function addCellCommands(muster: Command): void {
         ['muster cells list', ''],
         ['CELL_URL=postgres://... muster cells add two', 'migrates the database, which is empty'],
         ['CELL_URL=postgres://... muster cells add three --schema muster_three', 'in a schema of a database'],
+        ['CELL_URL=postgres://... muster cells move two', 'to an empty database, in use'],
         ['muster cells check', 'exits 1 if a check fails'],
         ['muster cells remove two', 'after the loss of its server'],
       ),
@@ -176,6 +177,12 @@ function addCellCommands(muster: Command): void {
   command('open', 'put new projects in a cell again')
     .argument('<name>')
     .action(async (name, options) => (await import('./cells.ts')).stateCommand(name, 'open', options))
+  command('move', 'move a cell to an empty database while it is in use; can be repeated after an interruption')
+    .argument('<name>')
+    .option('--url <url>', 'URL of the database; default CELL_URL, which other users of this machine cannot read')
+    .option('--schema <name>', 'schema of the cell in that database')
+    .option('--cancel', 'end a move that was interrupted: the cell continues where it was')
+    .action(async (name, options) => (await import('./cells.ts')).moveCommand(name, options))
   command('remove', 'take a cell down and copy nothing to it, also if it does not answer; add restores it')
     .argument('<name>')
     .option('--force', 'also if it answers and has projects')

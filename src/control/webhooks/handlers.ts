@@ -66,11 +66,11 @@ export const deliveryTask: BackgroundTask = {
 
     return {
       suspects: loop,
-      async close() {
+      async close(mostMs = Number.POSITIVE_INFINITY) {
         clearInterval(interval)
         for (const unsubscribe of unsubscribes) unsubscribe()
         await dispatcher.close()
-        await loop.close(Math.min(config.WEBHOOK_TIMEOUT_MS, config.SHUTDOWN_GRACE_MS))
+        await loop.close(Math.min(config.WEBHOOK_TIMEOUT_MS, config.SHUTDOWN_GRACE_MS, mostMs))
       },
     }
   },

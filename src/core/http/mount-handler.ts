@@ -48,7 +48,7 @@ export function mountHandler(
     }
     try {
       requireStorableParams(req.params)
-      const placed = callers.servicesOf(req)
+      const placed = await callers.servicesOf(req)
       await inCellOf(placed, () => serve(placed, exchange))
     } catch (error) {
       responses.error(error, req, res, { route: path, caller })

@@ -113,11 +113,11 @@ export class CallerResolver {
   }
 
   /** Returns the services of the cell of a request outside the operations: by its credential or its path, the first otherwise. */
-  servicesOf(req: Request): Services {
+  servicesOf(req: Request): Services | Promise<Services> {
     const { cells } = this.#services
     if (!cells) return this.#services
     const ids = Object.values(req.params).flat().map(cellOfId)
-    return cells.numbered(cellOfToken(this.#bearer(req) ?? '') || (ids.find(Boolean) ?? 0))
+    return cells.holding(() => cells.numbered(cellOfToken(this.#bearer(req) ?? '') || (ids.find(Boolean) ?? 0)))
   }
 
   /** Returns the caller of the Authorization header; null without a valid credential. Raises CELL_UNAVAILABLE. */
@@ -136,7 +136,7 @@ export class CallerResolver {
     const itemId = String(req.params[param as string])
     let token: Promise<string | null> | undefined
     return async () => {
-      token ??= consume?.(this.#cellOf(cellOfId(itemId)), ticket, itemId) ?? Promise.resolve(null)
+      token ??= this.#holding(() => consume?.(this.#cellOf(cellOfId(itemId)), ticket, itemId) ?? null)
       return this.#authenticate(await token, { ip: req.ip ?? null, origin: req.headers.origin, byTicket: true })
     }
   }
@@ -145,15 +145,23 @@ export class CallerResolver {
     return this.#services.cells?.numbered(number) ?? this.#services
   }
 
+  /** Runs work that finds the cell of a request, which waits while the cell is moved. */
+  async #holding<T>(work: () => T | Promise<T>): Promise<T> {
+    const { cells } = this.#services
+    return cells ? cells.holding(work) : work()
+  }
+
   async #authenticate(token: string | null, presented: PresentedCredential): Promise<Caller | null> {
     const authenticate = authentication.only()
     if (token === null || !authenticate) return null
-    const services = this.#cellOf(cellOfToken(token))
-    try {
-      return await authenticate(services, token, presented)
-    } catch (error) {
-      throw toRefusal(error, services) ?? error
-    }
+    return this.#holding(async () => {
+      const services = this.#cellOf(cellOfToken(token))
+      try {
+        return await authenticate(services, token, presented)
+      } catch (error) {
+        throw toRefusal(error, services) ?? error
+      }
+    })
   }
 }
 

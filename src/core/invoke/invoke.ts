@@ -12,7 +12,7 @@ import { isForeignKeyViolation, isProjectDeleted } from '../db/sql.ts'
 import { withTenant } from '../db/tenant-context.ts'
 import { withTriggerChain } from '../db/trigger-chain.ts'
 import { insufficientScope } from '../iam/challenges.ts'
-import { inCellOf } from '../services/cells.ts'
+import { asRunningCall, inCellOf } from '../services/cells.ts'
 import { isCopied, untilCopied } from '../services/copies.ts'
 import { auditRefusal, recordDecision } from './audit-trail.ts'
 import { authorize, refuseIfNeverAllowed } from './authorize.ts'
@@ -44,7 +44,9 @@ export const invoke = async (services: Services, operation: Operation, call: Cal
 export function executeInvocation(inv: Invocation): Promise<OperationResult> {
   if (inv.everywhere) return executeEverywhere(inv, inv.everywhere, executeInvocation)
   const execute = () => withTriggerChain(inv.call.chain, () => withTenant(inv.tenancy, () => runGuarded(inv)))
-  return inv.services.cell ? inCellOf(inv.services, async () => afterCopies(inv, await execute())) : execute()
+  if (!inv.services.cell) return execute()
+  const { services } = inv
+  return inCellOf(services, () => asRunningCall(services, async () => afterCopies(inv, await execute())))
 }
 
 /** Delays the response to a change of rows that are copied to the cells until they have it; after a second, a header says so. */

@@ -15,7 +15,7 @@ import { peekProject } from './upload-project.ts'
 /**
  * Chooses the cell of a call in a deployment with several: by the project of the credential or of the request, or by the IDs in
  * it, which contain the number of the cell that made them. Users, policies and OAuth are in the first cell. A read that
- * declares how it goes `across` cells is read in all without a project.
+ * declares how it goes `across` cells is read in all without a project. A call waits while its cell is moved.
  */
 
 /** Kinds with rows at home that have a project. */
@@ -23,7 +23,9 @@ const AT_HOME: ReadonlySet<string> = new Set(['oauth_grant'])
 
 /** Opens the invocation of a call in its cell. */
 export const openPlaced = (services: Services, operation: Operation, call: Call): Invocation | Promise<Invocation> =>
-  services.cells && !call.tx ? place(services.cells, operation, call) : openInvocation(services, operation, call)
+  services.cells && !call.tx
+    ? services.cells.holding(() => place(services.cells as Cells, operation, call))
+    : openInvocation(services, operation, call)
 
 async function place(cells: Cells, operation: Operation, call: Call): Promise<Invocation> {
   if (operation.gate === 'public' || (operation.pass && call.query.token !== undefined))
@@ -48,7 +50,10 @@ async function place(cells: Cells, operation: Operation, call: Call): Promise<In
   if (isOfItem) return open(byParams(cells, call))
   if (shape === 'create' && kind?.name === 'project')
     return open(isAdmin(caller) ? await cellOfNewProject(cells, call, body.cell) : cells.home)
-  if (isAcross(across)) return { ...open(cells.home), everywhere: cells }
+  if (isAcross(across)) {
+    await cells.untilMoved()
+    return { ...open(cells.home), everywhere: cells }
+  }
   if (across)
     raiseInvalid({ code: 'REQUIRED', path: 'project_id', message: 'is required in a deployment with several cells' })
   const { under } = operation

@@ -1,5 +1,6 @@
 import { sealedResponses } from '../api/idempotency.ts'
 import { coreErrors } from '../base/errors.ts'
+import { sealedMoveUrls } from '../services/cell-moves.ts'
 import { sealedCellUrls } from '../services/cells.ts'
 import { sweepHandler } from '../work/sweeps.ts'
 import { auditEvents } from '../writes/writer.ts'
@@ -10,5 +11,5 @@ export default module('core', {
   errors: coreErrors,
   eventSources: [auditEvents],
   handlers: [sweepHandler],
-  sealedColumns: [sealedResponses, sealedCellUrls],
+  sealedColumns: [sealedResponses, sealedCellUrls, sealedMoveUrls],
 })

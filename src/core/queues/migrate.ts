@@ -136,6 +136,20 @@ async function lockMigrations(
   }
 }
 
+/** Keeps other processes from migrating a database until the returned session ends. */
+export async function lockCellMigrations(databaseUrl: string, timeoutMs = 60_000): Promise<DatabaseClient> {
+  const client = new DatabaseClient({ connectionString: databaseUrl, application_name: 'muster move' })
+  client.on('error', () => {})
+  await client.connect()
+  try {
+    await lockMigrations(client, { schema: parseDatabaseUrl(databaseUrl).schema, timeoutMs })
+    return client
+  } catch (error) {
+    await client.end()
+    throw error
+  }
+}
+
 /** Returns the names of the migrations that have run, and the latest release that migrated the database. */
 async function readMigrated(client: DatabaseClient): Promise<{ names: ReadonlySet<string>; by: string }> {
   const exists = (await client.query(`select to_regclass('migrations') is not null as exists`)).rows[0].exists

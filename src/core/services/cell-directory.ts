@@ -93,7 +93,7 @@ const hasTable = (db: Queryable): Promise<boolean> =>
   db.oneFirst(condition`select to_regclass('cells') is not null as holds`)
 
 /** Whether two pools are connected to the same schema: advisory locks are of a database of a server. */
-function isSameSchema(one: Pool, other: Pool): Promise<boolean> {
+export function isSameSchema(one: Pool, other: Pool): Promise<boolean> {
   const key = randomInt(2 ** 47)
   return one.transaction(async tx => {
     await tx.query(voidStatement`select pg_advisory_xact_lock(${key})`)

@@ -1,9 +1,11 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
 import { type CellIdentity, inCell } from '../base/current-cell.ts'
 import { AppError } from '../base/errors.ts'
 import { settledWithin } from '../base/event-loop.ts'
 import { cellOfId } from '../base/ids.ts'
 import { exclusiveLoop } from '../base/loop.ts'
+import { processSingleton } from '../base/process-singleton.ts'
 import type { Services } from '../base/services.ts'
 import { addressOf } from '../db/database-url.ts'
 import { sealedColumn } from '../db/sealed.ts'
@@ -74,8 +76,38 @@ export type Cell = CellIdentity & {
   services: Services | null
 }
 
-/** What a process does in a cell: `drain` stops new work and waits for the running, `end` ends the rest. */
-export type Serving = { drain(): Promise<unknown> | undefined; end(): Promise<unknown> }
+/**
+ * What a process does in a cell: `drain` stops new work and waits for the running, at most `mostMs` before it aborts the work; `end`
+ * ends the rest.
+ */
+export type Serving = { drain(mostMs?: number): Promise<unknown> | undefined; end(): Promise<unknown> }
+
+/** Time that running work has before it is aborted in a cell that is moved, and another one that it has to end then. */
+const MOVE_GRACE_MS = 500
+const MOVE_ABORT_MS = 1500
+
+/** Longest time for which a request waits for a cell that is moved. */
+const HOLD_MS = 5000
+
+const runningCalls = processSingleton(() => ({ count: 0 }))
+
+/** Runs a call, whose end a move of its cell waits for. */
+export async function asRunningCall<T>(services: Services, work: () => Promise<T>): Promise<T> {
+  const calls = runningCalls(services)
+  calls.count++
+  try {
+    return await work()
+  } finally {
+    calls.count--
+  }
+}
+
+async function untilCallsEnd(services: Services): Promise<void> {
+  const deadline = performance.now() + MOVE_GRACE_MS
+  while (runningCalls(services).count > 0 && performance.now() < deadline) await sleep(CALLS_POLL_MS)
+}
+
+const CALLS_POLL_MS = 20
 
 type Opened = { url: string; services: OpenServices; serving: Serving | undefined }
 
@@ -93,13 +125,17 @@ export class Cells {
   readonly #only: readonly string[] | null
   readonly #options: Partial<Parameters<typeof openServices>[1]>
   readonly #opened = new Map<string, Opened>()
-  readonly #opening = new Map<string, Promise<void>>()
+  /** Cells that are being opened or ended. */
+  readonly #changing = new Map<string, Promise<void>>()
+  /** Cells that are being moved, until this process has opened them again. */
+  readonly #moving = new Map<string, PromiseWithResolvers<void>>()
   readonly #refresh: () => Promise<void>
   #rows: readonly CellRow[] = []
   #exceptions = new Map<string, string>()
   #timer: NodeJS.Timeout | undefined
   #unlisten: (() => void) | undefined
   #closing = false
+  #isStale = false
 
   /**
    * @param options.serve starts what this process does in each cell besides home
@@ -120,18 +156,22 @@ export class Cells {
     this.#serve = options.serve ?? (async () => undefined)
     this.#only = options.only ?? null
     this.#options = options.options ?? {}
-    this.#refresh = exclusiveLoop('cells', { periodMs: PERIOD_MS, log: home.log }, () => this.#read())
+    this.#refresh = exclusiveLoop('cells', { periodMs: PERIOD_MS, log: home.log }, () => this.#readAll())
   }
 
   /** Opens the cells; those whose database does not answer later. */
   async start(): Promise<void> {
     this.home.cell = HOME
     this.home.cells = this
-    const again = () => void this.#refresh()
+    const again = () => {
+      this.#isStale = true
+      void this.#refresh()
+    }
     const unlisten = this.home.notifications.listen(CHANNEL, again, { onReconnect: again })
     this.#unlisten = unlisten
     await unlisten.ready
-    await this.#read()
+    // A database that does not answer delays neither the other cells nor the start.
+    await settledWithin(CELL_WAIT_MS, Promise.all(await this.#read()))
     this.#timer = setInterval(again, PERIOD_MS)
     this.#timer.unref()
   }
@@ -186,27 +226,80 @@ export class Cells {
     await Promise.all([...this.#opened.keys()].map(name => this.#end(name)))
   }
 
+  /** Waits until no cell is being moved, at most HOLD_MS. */
+  async untilMoved(): Promise<void> {
+    if (this.#moving.size > 0) await this.#hold([...this.#moving.values()], HOLD_MS)
+  }
+
+  /** Runs work that finds the cell of a request: again after the move of a cell, for which it waits at most HOLD_MS. */
+  async holding<T>(work: () => T | Promise<T>): Promise<T> {
+    const deadline = performance.now() + HOLD_MS
+    for (;;) {
+      try {
+        return await work()
+      } catch (error) {
+        const isUnavailable = error instanceof AppError && error.code === 'CELL_UNAVAILABLE'
+        const move = isUnavailable && this.#moving.get(String(error.meta?.cell))
+        if (!move || performance.now() >= deadline) throw error
+        await this.#hold([move], deadline - performance.now())
+      }
+    }
+  }
+
+  #hold(moves: readonly PromiseWithResolvers<void>[], ms: number): Promise<unknown> {
+    return settledWithin(ms, Promise.all(moves.map(({ promise }) => promise)))
+  }
+
   #isServed({ name, state }: Pick<CellRow, 'name' | 'state'>): boolean {
     return state !== 'down' && (this.#only?.includes(name) ?? true)
   }
 
-  async #read(): Promise<void> {
+  /** Returns the row of a cell that this process opens; undefined for another one, or while it is moved. */
+  #openRow(name: string): CellRow | undefined {
+    return this.#rows.find(row => row.name === name && row.state !== 'moving' && this.#isServed(row))
+  }
+
+  /** Reads the directory again if it has changed during the read. */
+  async #readAll(): Promise<void> {
+    do {
+      this.#isStale = false
+      await this.#read()
+    } while (this.#isStale && !this.#closing)
+  }
+
+  /** Reads the directory. Returns the changes of cells that it starts. */
+  async #read(): Promise<readonly Promise<void>[]> {
     const { pool } = this.home
     const [rows, exceptions] = await withoutTenant(() =>
       Promise.all([readCells(this.home), pool.any(exception`select project_id, cell from project_cells`)]),
     )
     this.#exceptions = new Map(exceptions.map(({ project_id, cell }) => [project_id, cell ?? HOME.name]))
     this.#rows = rows
-    const wanted = rows.filter(row => this.#isServed(row))
-    for (const name of this.#opened.keys()) if (!wanted.some(row => row.name === name)) await this.#end(name)
-    const opening = wanted.map(row => {
-      const { name } = row
-      const running = this.#opening.get(name) ?? this.#reopen(row).finally(() => this.#opening.delete(name))
-      this.#opening.set(name, running)
+    for (const { name, state } of rows)
+      if (state === 'moving' && !this.#moving.has(name)) this.#moving.set(name, Promise.withResolvers())
+    const names = new Set([...this.#opened.keys(), ...rows.map(({ name }) => name)])
+    return [...names].map(name => {
+      const running = this.#changing.get(name) ?? this.#follow(name).finally(() => this.#changing.delete(name))
+      this.#changing.set(name, running)
       return running
     })
-    // A database that does not answer delays neither the other cells nor the start.
-    await settledWithin(CELL_WAIT_MS, Promise.all(opening))
+  }
+
+  /** Opens or ends a cell, until it is as the directory says. */
+  async #follow(name: string): Promise<void> {
+    for (;;) {
+      const row = this.#openRow(name)
+      const isMoving = this.#rows.some(each => each.name === name && each.state === 'moving')
+      if (row) await this.#reopen(row)
+      else await this.#end(name, isMoving)
+      const now = this.#openRow(name)
+      if (now?.url !== row?.url) continue
+      if (row || !isMoving) {
+        this.#moving.get(name)?.resolve()
+        this.#moving.delete(name)
+      }
+      return
+    }
   }
 
   async #reopen({ name, number, url }: CellRow): Promise<void> {
@@ -242,12 +335,23 @@ export class Cells {
     }
   }
 
-  async #end(name: string): Promise<void> {
+  /** @param isMoved whether the cell must be closed soon: work that does not end is aborted, and continued at the target */
+  async #end(name: string, isMoved = false): Promise<void> {
     const opened = this.#opened.get(name)
+    if (!opened) return
     this.#opened.delete(name)
-    await opened?.serving?.drain()
-    await opened?.serving?.end()
-    await opened?.services.close()
+    const { serving, services } = opened
+    const within = (ms: number, work: Promise<unknown> | undefined) =>
+      isMoved ? settledWithin(ms, Promise.resolve(work)) : work
+    try {
+      const calls = isMoved ? untilCallsEnd(services) : null
+      const drained = Promise.all([serving?.drain(isMoved ? MOVE_GRACE_MS : undefined), calls])
+      await within(MOVE_GRACE_MS + MOVE_ABORT_MS, drained)
+      await within(MOVE_ABORT_MS, serving?.end())
+      await within(MOVE_ABORT_MS, services.close())
+    } catch (error) {
+      this.home.log.warn({ err: error, cell: name }, 'the cell cannot be closed')
+    }
   }
 }
 

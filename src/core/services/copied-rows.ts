@@ -1,5 +1,6 @@
 import { sqlStateOf } from '../db/database-errors.ts'
 import type { DatabaseClient } from '../db/pg-client.ts'
+import { rowsOf } from './replication.ts'
 
 /** The rows of home that its cells have copies of: how they are first copied, and compared. */
 
@@ -26,9 +27,6 @@ const copiedRows = ({ table, unbound }: HomeTable): string => {
     ? 'not exists (select from project_keys k where k.id = t.key_id and k.project_id is not null)'
     : 'true'
 }
-
-export const rowsOf = async (client: DatabaseClient, text: string, values: unknown[] = []): Promise<any[]> =>
-  (await client.query(text, values)).rows
 
 /** A session; `enter` makes the schema of home or of the cell the current one. */
 export type Side = { client: DatabaseClient; enter(): Promise<unknown> }

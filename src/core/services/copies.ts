@@ -5,12 +5,24 @@ import { settledWithin } from '../base/event-loop.ts'
 import { processSingleton } from '../base/process-singleton.ts'
 import type { Services } from '../base/services.ts'
 import { parseDatabaseUrl } from '../db/database-url.ts'
-import { DatabaseClient } from '../db/pg-client.ts'
+import type { DatabaseClient } from '../db/pg-client.ts'
 import { type Fragment, type Queryable, sql } from '../db/sql.ts'
 import { withoutTenant } from '../db/tenant-context.ts'
 import { isolateFailures } from '../work/sweeps.ts'
 import { type Cells, readCells, sealedForCell, unavailable } from './cells.ts'
-import { copyRows, findDifferences, HOME_TABLES, type HomeTable, rowsOf, type Side } from './copied-rows.ts'
+import { copyRows, findDifferences, HOME_TABLES, type HomeTable, type Side } from './copied-rows.ts'
+import {
+  areInOneDatabase,
+  connect,
+  dropSlot,
+  dropSubscription,
+  isSameDatabase,
+  quoted,
+  rowsOf,
+  schemaOf,
+  usableSlot,
+  withoutSchema,
+} from './replication.ts'
 
 /**
  * Copies of the rows of the deployment in its cells: rows of projects reference them, and a cell authorizes without home. They are
@@ -54,12 +66,7 @@ export async function readEverywhere<T>(
 /** Thrown if rows cannot be copied to a cell; the message says what must be changed. */
 export class CopiesNotPossibleError extends Error {}
 
-type Target = { name: string; number: number; url: string }
-
-const isSameDatabase = `
-  exists (select from pg_locks
-    where locktype = 'advisory' and objsubid = 1 and ((classid::bigint << 32) | objid::bigint) = $1::bigint
-      and database = (select oid from pg_database where datname = current_database()))`
+export type Target = { name: string; number: number; url: string }
 
 const sameRow = sql.type(z.strictObject({ same: z.boolean() }))
 
@@ -90,17 +97,6 @@ const rawFragment = (text: string): Fragment => Object.freeze({ ...sql.fragment`
 
 const rawSame = (presence: string): Fragment => rawFragment(isSameDatabase.replace('$1', `(${presence})`))
 
-/** Session of an administrator; names without a schema are in the schema of the URL. */
-async function connect(connectionString: string, options: { replication?: 'database' } = {}): Promise<DatabaseClient> {
-  const client = new DatabaseClient({ connectionString, application_name: 'muster copies', ...options } as never)
-  client.on('error', () => {})
-  await client.connect()
-  return client
-}
-
-const schemaOf = async (client: DatabaseClient): Promise<string> =>
-  (await rowsOf(client, 'select current_schema() as name'))[0].name
-
 /** Runs work with a session at home. */
 async function atHome<T>(home: Pick<Services, 'config'>, work: (client: DatabaseClient) => Promise<T>): Promise<T> {
   const client = await connect(home.config.DATABASE_LISTEN_URL)
@@ -112,7 +108,7 @@ async function atHome<T>(home: Pick<Services, 'config'>, work: (client: Database
 }
 
 /** Runs work at home that starts or stops copies, one at a time. */
-const changingCopies = <T>(home: Services, work: (client: DatabaseClient) => Promise<T>): Promise<T> =>
+export const changingCopies = <T>(home: Services, work: (client: DatabaseClient) => Promise<T>): Promise<T> =>
   atHome(home, async client => {
     await client.query(`select pg_advisory_lock(hashtext('muster copies'))`)
     return work(client)
@@ -126,24 +122,15 @@ const changingCopies = <T>(home: Services, work: (client: DatabaseClient) => Pro
 export const startCopies = (home: Services, cell: Target): Promise<void> =>
   withoutTenant(() => changingCopies(home, source => makeCopies(home, source, cell)))
 
-async function makeCopies(home: Services, source: DatabaseClient, cell: Target): Promise<void> {
+/** Starts copies as `startCopies` does, with the session of `changingCopies`. */
+export async function makeCopies(home: Services, source: DatabaseClient, cell: Target): Promise<void> {
   const target = await connect(cell.url)
   try {
-    const [{ same }] = await rowsOf(target, `select ${isSameDatabase} as same`, [await lockOf(source)])
-    if (same) await copyByTriggers(home, source, await schemaOf(target), cell)
+    if (await areInOneDatabase(source, target)) await copyByTriggers(home, source, await schemaOf(target), cell)
     else await copyByReplication(home, source, target, cell)
   } finally {
     await target.end()
   }
-}
-
-/** Takes a lock that sessions of the same database see, and returns its number. */
-async function lockOf(client: DatabaseClient): Promise<string> {
-  const [{ key }] = await rowsOf(
-    client,
-    'select key::text, pg_advisory_lock(key) from (select (random() * 9e18)::bigint as key offset 0) k',
-  )
-  return key
 }
 
 /** Stops copying the rows of home to a cell. Without an answer of the cell, its subscription remains there. */
@@ -190,7 +177,8 @@ const schemaOfUrl = (databaseUrl: string): string => parseDatabaseUrl(databaseUr
 
 const triggerName = (schema: string): string => `copy_to_${schema}`
 
-async function dropTriggers(client: DatabaseClient, schema: string): Promise<void> {
+/** Drops the triggers at home that copy rows to a schema. */
+export async function dropTriggers(client: DatabaseClient, schema: string): Promise<void> {
   for (const { table } of HOME_TABLES) await client.query(`drop trigger if exists ${triggerName(schema)} on ${table}`)
 }
 
@@ -264,45 +252,25 @@ async function slotName(source: DatabaseClient, { name }: Pick<Target, 'name'>):
   return slot
 }
 
-const publicationOf = async (source: DatabaseClient): Promise<string> => `muster_${await schemaOf(source)}`
+/** Returns the name of the publication of home. */
+export const publicationOf = async (source: DatabaseClient): Promise<string> => `muster_${await schemaOf(source)}`
 
 /** Drops the subscriptions of a cell, including those to a home that was restored elsewhere. */
-async function dropSubscriptions(target: DatabaseClient, publication: string): Promise<void> {
-  for (const { name } of await subscriptionsTo(target, publication)) {
-    await target.query(`alter subscription ${name} disable`)
-    await target.query(`alter subscription ${name} set (slot_name = none)`)
-    await target.query(`drop subscription ${name}`)
-  }
+export async function dropSubscriptions(target: DatabaseClient, publication: string): Promise<void> {
+  for (const { name } of await subscriptionsTo(target, publication)) await dropSubscription(target, name)
 }
 
-const subscriptionsTo = (target: DatabaseClient, publication: string): Promise<{ name: string; enabled: boolean }[]> =>
+/** Lists the subscriptions of a cell to a publication of home. */
+export const subscriptionsTo = (
+  target: DatabaseClient,
+  publication: string,
+): Promise<{ name: string; enabled: boolean }[]> =>
   rowsOf(
     target,
     `select subname as name, subenabled as enabled from pg_subscription
      where $1 = any (subpublications) and subdbid = (select oid from pg_database where datname = current_database())`,
     [publication],
   )
-
-async function dropSlot(source: DatabaseClient, name: string): Promise<void> {
-  for (;;) {
-    const [slot] = await rowsOf(source, 'select active_pid from pg_replication_slots where slot_name = $1', [name])
-    if (!slot) return
-    if (slot.active_pid === null) {
-      await source.query('select pg_drop_replication_slot($1)', [name])
-      return
-    }
-    await source.query('select pg_terminate_backend($1)', [slot.active_pid])
-    await sleep(50)
-  }
-}
-
-/** The slot of a cell; null if it does not exist, or has lost changes that the cell lacks. */
-async function usableSlot(source: DatabaseClient, name: string): Promise<{ active: boolean } | null> {
-  const [slot] = await rowsOf(source, 'select active, wal_status from pg_replication_slots where slot_name = $1', [
-    name,
-  ])
-  return slot === undefined || slot.wal_status === 'lost' ? null : slot
-}
 
 /** Time that a cell has to replay the commits at home; a subscription connects again every five seconds. */
 const CATCH_UP_MS = 10_000
@@ -417,16 +385,6 @@ async function copyByReplication(
   } finally {
     await replication.end()
   }
-}
-
-const quoted = (text: string): string => `'${text.replaceAll("'", "''")}'`
-
-/** Returns the URL for libpq, which refuses the parameter of the schema. */
-function withoutSchema(databaseUrl: string): string {
-  const [server, query = ''] = databaseUrl.split('?')
-  const parameters = new URLSearchParams(query)
-  parameters.delete('schema')
-  return parameters.size > 0 ? `${server}?${parameters}` : server
 }
 
 /** State of the copies of a cell, for people. */

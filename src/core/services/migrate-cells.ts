@@ -32,6 +32,7 @@ export async function* migrateCells(config: Config, options: MigrationOptions = 
     if (state === 'down') continue
     const cell = { name, address: url && addressOf(url), ran: [] }
     if (url === null) yield { ...cell, error: new Error(NO_KEY) }
+    else if (state === 'moving') yield { ...cell, error: new Error('the cell is being moved') }
     else
       yield await migrateCell(config, url, options).then(
         ran => ({ ...cell, ran, error: null }),

@@ -171,8 +171,11 @@ export type BackgroundTask = {
   /** Kind of worker process that runs it (WORKER_KINDS). */
   concern: string
   /**
-   * Starts the task; `close` stops it and resolves when it has ended.
+   * Starts the task; `close` stops it and resolves when it has ended. It aborts what runs after `mostMs`.
    * @param onSuspects to be called when some of its `suspects` may be due
    */
-  start(services: Services, onSuspects: () => void): { close(): Promise<void>; suspects?: SuspectSource } | undefined
+  start(
+    services: Services,
+    onSuspects: () => void,
+  ): { close(mostMs?: number): Promise<void>; suspects?: SuspectSource } | undefined
 }

@@ -258,8 +258,8 @@ export class QueueConsumer {
   }
 
   /** Stops the claim loop; see Workers.stop. The caller aborts the `stopping` signal before. */
-  async stop(workersMs: number): Promise<number> {
-    const graceMs = this.#handler.graceMs?.(this.#services.config) ?? workersMs
+  async stop(workersMs: number, mostMs = Number.POSITIVE_INFINITY): Promise<number> {
+    const graceMs = Math.min(this.#handler.graceMs?.(this.#services.config) ?? workersMs, mostMs)
     const deadline = performance.now() + graceMs
     this.claimNow()
     // A claim that hangs on a lost connection must not delay the stop; messages it still claims are requeued.

@@ -20,9 +20,9 @@ export type Workers = {
   /**
    * Stops claiming, signals the handlers (`stopping`) and waits up to `graceMs`, or the handler's own grace period.
    * Then aborts the running handlers (`signal`), waits one more second and requeues their messages. Stops the background
-   * tasks meanwhile. Returns the number of requeued messages.
+   * tasks meanwhile. Returns the number of requeued messages. No grace period is longer than `mostMs`.
    */
-  stop(graceMs: number): Promise<{ requeued: number }>
+  stop(graceMs: number, mostMs?: number): Promise<{ requeued: number }>
 }
 
 /**
@@ -110,12 +110,12 @@ export async function startWorkers(options: {
 
   return {
     running: () => [...consumers.values()].reduce((sum, consumer) => sum + consumer.running, 0),
-    async stop(graceMs) {
+    async stop(graceMs, mostMs) {
       const schedulesStopped = stopSchedules()
       stopping.abort(new Error('worker stopping'))
       poller.stop()
-      const closing = Promise.all(tasks.map(task => task?.close()))
-      const counts = await Promise.all([...consumers.values()].map(consumer => consumer.stop(graceMs)))
+      const closing = Promise.all(tasks.map(task => task?.close(mostMs)))
+      const counts = await Promise.all([...consumers.values()].map(consumer => consumer.stop(graceMs, mostMs)))
       await Promise.all([closing, schedulesStopped])
       await quarantine.end()
       for (const unsubscribe of subscriptions) unsubscribe?.()
