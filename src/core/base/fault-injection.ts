@@ -65,6 +65,13 @@ export type FaultPoint =
   | 'export_staged'
   | 'local_turn'
   | 'request_carried_out'
+  | 'move_recorded'
+  | 'move_copying'
+  | 'move_paused'
+  | 'move_fenced'
+  | 'move_replayed'
+  | 'move_completed'
+  | 'move_copied'
 
 /**
  * Injects a fault for tests: FAULT_POINTS=`point=kill` ends the process like a crash, `point=kill:<n>` when the point

@@ -1,4 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
+import { injectFault } from '../base/fault-injection.ts'
 import type { Services } from '../base/services.ts'
 import { addressOf } from '../db/database-url.ts'
 import type { DatabaseClient } from '../db/pg-client.ts'
@@ -314,7 +315,9 @@ async function withPools<T>(
 async function run(moving: Moving): Promise<MovedCell> {
   const { home, cell, move, source, report } = moving
   try {
+    await injectFault(home, 'move_recorded')
     await replicate(moving)
+    await injectFault(home, 'move_copying')
     await untilClose(moving)
     report('collecting the statistics of the target')
     await moving.target.query('analyze')
@@ -424,7 +427,9 @@ async function pause(moving: Moving): Promise<MovedCell> {
       await beginPause(home, cell.name)
       report(`cell ${cell.name} takes no requests`)
       await untilClosed(moving)
+      await injectFault(home, 'move_paused')
       await fence(moving, homeSession, tables)
+      await injectFault(home, 'move_fenced')
       return await switchOver(moving, homeSession, since)
     })
   } finally {
@@ -512,6 +517,7 @@ async function switchOver(moving: Moving, homeSession: DatabaseClient, since: nu
     const last = await positionOf(source)
     while (!(await untilReplayed(moving, last, REPORT_MS))) report(`the target is ${await lagOf(moving)} bytes behind`)
     await dropSubscription(target, replica)
+    await injectFault(home, 'move_replayed')
   }
   await dropSlot(source, replica)
   await source.query(`drop publication if exists ${replica}`)
@@ -532,9 +538,11 @@ async function switchOver(moving: Moving, homeSession: DatabaseClient, since: nu
       [cell.name, cell.number, home.secrets.seal(move.url, sealedForCell(cell.name))],
     )
   })
+  await injectFault(home, 'move_completed')
   // From here the target has the rights of home: what was revoked meanwhile, is.
   await dropSubscriptions(source, await publicationOf(homeSession))
   await makeCopies(home, homeSession, { ...cell, url: move.url })
+  await injectFault(home, 'move_copied')
   await endMove(home, cell.name, move.url)
   const pauseMs = Math.round(performance.now() - since)
   return { ...(await describe(moving)), pause_ms: pauseMs, left }
