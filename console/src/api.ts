@@ -49,6 +49,9 @@ export const POLL_MS = 5000
 /** Interval while the work that a view shows is running. */
 export const BUSY_MS = 2000
 
+/** Constant in a tab: an interval that differs between two renderings begins again with each. */
+const JITTER = 1 + Math.random() * 0.2
+
 /** Interval of a list that is polled while its tab is visible, with jitter so that tabs do not send requests together. */
 export const every =
   (ms: number) =>
@@ -56,7 +59,7 @@ export const every =
     const { error, errorUpdateCount } = query.state
     const base = error ? Math.min(60_000, ms * 2 ** Math.min(errorUpdateCount, 6)) : ms
     const retryAfter = error instanceof MusterError ? (error.retryAfter ?? 0) * 1000 : 0
-    return Math.max(base * (1 + Math.random() * 0.2), retryAfter)
+    return Math.max(base * JITTER, retryAfter)
   }
 
 /** Fields of an error that a person can use. */

@@ -12,14 +12,14 @@ import {
   setCellState,
   writeCell,
 } from '#core/services/cell-directory.ts'
-import { type CellFacts, readCellFacts } from '#core/services/cell-facts.ts'
+import { describeCells, readCellFacts } from '#core/services/cell-facts.ts'
 import { findMove } from '#core/services/cell-moves.ts'
 import { HOME } from '#core/services/cells.ts'
-import { startCopies, stopCopies } from '#core/services/copies.ts'
+import { type CopiesFacts, startCopies, stopCopies } from '#core/services/copies.ts'
 import type { OpenServices } from '#core/services/lifecycle.ts'
 import { migrateCell } from '#core/services/migrate-cells.ts'
 import { cancelMove, moveCell, requireMovable } from '#core/services/move-cell.ts'
-import { checkCell, type ListedCell, listCells, withCellPool } from './doctor-cells.ts'
+import { checkCell, listCells, withCellPool } from './doctor-cells.ts'
 import { checkMigrations } from './doctor-database.ts'
 import { withServices } from './environment.ts'
 import { CommandError, describeError, print, printChecks, printJson, printProgress, table } from './output.ts'
@@ -39,7 +39,12 @@ const onDirectory = (data: string, work: (home: OpenServices) => Promise<void>):
 /** `muster cells list`. */
 export const listCommand = ({ data, json }: Options): Promise<void> =>
   onDirectory(data, async home => {
-    const cells = await Promise.all((await listCells(home)).map(describe))
+    const others = await listDirectory(home.pool, home)
+    const described = await describeCells(home, others, ({ url }, read) => withCellPool(url, read))
+    const cells = described.map(({ failure, ...facts }) => ({
+      ...facts,
+      error: failure === null ? null : describeError(failure),
+    }))
     if (json) return printJson(cells)
     const rows = cells.map(cell => [
       cell.name,
@@ -49,21 +54,23 @@ export const listCommand = ({ data, json }: Options): Promise<void> =>
       cell.projects ?? '-',
       cell.bytes === null ? '-' : `${(cell.bytes / 1024 ** 2).toFixed(1)} MiB`,
       cell.release ?? '-',
+      cell.copies === null ? '-' : `by ${cell.copies}`,
+      lagText(cell),
       cell.error ?? 'yes',
     ])
-    print(table(['name', 'number', 'state', 'address', 'projects', 'size', 'release', 'answers'], rows, ''))
+    const titles = ['name', 'number', 'state', 'address', 'projects', 'size', 'release', 'copies', 'lag', 'answers']
+    print(table(titles, rows, ''))
   })
 
-async function describe({ name, number, state, url }: ListedCell) {
-  const cell = { name, number, state }
-  const none: { [Name in keyof CellFacts]: null } = { projects: null, bytes: null, migrations: null, release: null }
-  const address = url && addressOf(url)
-  if (url === null) return { ...cell, address, ...none, error: NO_KEY }
-  try {
-    return { ...cell, address, ...(await withCellPool(url, readCellFacts)), error: null }
-  } catch (error) {
-    return { ...cell, address, ...none, error: describeError(error) }
-  }
+/** How late the copies of a cell are. */
+function lagText({ copies_connected, lag_bytes, lag_seconds }: CopiesFacts): string {
+  if (lag_bytes === null) return '-'
+  const parts = [
+    `${lag_bytes} bytes`,
+    lag_seconds !== null && `${lag_seconds.toFixed(1)} s`,
+    !copies_connected && 'not connected',
+  ]
+  return parts.filter(Boolean).join(', ')
 }
 
 type AddOptions = Options & { url?: string; schema?: string }

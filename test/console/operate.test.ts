@@ -124,6 +124,16 @@ describe('views to operate a deployment', function () {
       assert.deepEqual(problems, [])
     })
 
+    it('has no cells in a deployment without them', async () => {
+      const { page, problems } = await open('start')
+      const listed = page.waitForResponse('**/api/v1/system/cells**')
+      await go(page, at('queue'))
+      assert.equal((await (await listed).json()).total, 1)
+      await page.getByRole('region', { name: 'Processes' }).waitFor()
+      assert.equal(await page.getByRole('heading', { name: 'Cells' }).count(), 0)
+      assert.deepEqual(problems, [])
+    })
+
     it('says that a project is at its share', async () => {
       const { pool, queues } = suite.app.services
       await pool.query(voidStatement`

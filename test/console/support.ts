@@ -52,7 +52,7 @@ export async function signIn(page: Page, username: string, password = PASSWORD):
 /** Opens an address of the console and signs in there. */
 export async function openConsole(
   chromium: Browser,
-  app: ConsoleApp,
+  app: Pick<ConsoleApp, 'base'>,
   at: string,
   username: string,
   { hasClock = false, ...options }: BrowserContextOptions & { hasClock?: boolean } = {},
@@ -167,6 +167,20 @@ const STILL = `new Promise(done => requestAnimationFrame(() => requestAnimationF
     .map(({ finished }) => finished)))
   .then(() => {})`
 
+/** Fails unless the shown view is accessible in both color schemes, on a screen and on a phone. */
+export async function checkShown(page: Page, view: string): Promise<void> {
+  for (const width of [1280, 360]) {
+    await page.setViewportSize({ width, height: 800 })
+    for (const colorScheme of ['light', 'dark'] as const) {
+      await page.emulateMedia({ colorScheme })
+      await page.locator(`html[data-mantine-color-scheme=${colorScheme}]`).waitFor({ state: 'attached' })
+      await page.evaluate(STILL)
+      assert.deepEqual(await violations(page), [], `${view} ${colorScheme} ${width}`)
+    }
+    assert.equal(await page.evaluate('document.documentElement.scrollWidth'), width, view)
+  }
+}
+
 /** What the tests of a suite use. */
 export type ConsoleSuite = {
   chromium: Browser
@@ -225,16 +239,7 @@ export function consoleSuite(
         await go(page, at(view))
         await heading(page, title)
         await page.waitForLoadState('networkidle')
-        for (const width of [1280, 360]) {
-          await page.setViewportSize({ width, height: 800 })
-          for (const colorScheme of ['light', 'dark'] as const) {
-            await page.emulateMedia({ colorScheme })
-            await page.locator(`html[data-mantine-color-scheme=${colorScheme}]`).waitFor({ state: 'attached' })
-            await page.evaluate(STILL)
-            assert.deepEqual(await violations(page), [], `${view} ${colorScheme} ${width}`)
-          }
-          assert.equal(await page.evaluate('document.documentElement.scrollWidth'), width, view)
-        }
+        await checkShown(page, view)
       }
       assert.deepEqual(problems, [])
     },

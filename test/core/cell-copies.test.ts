@@ -8,7 +8,7 @@ import { DatabaseClient } from '#core/db/pg-client.ts'
 import { migrate } from '#core/queues/migrate.ts'
 import { Cells } from '#core/services/cells.ts'
 import { HOME_TABLES } from '#core/services/copied-rows.ts'
-import { copiesState, copyLags, startCopies, stopCopies } from '#core/services/copies.ts'
+import { copiesState, readCopies, startCopies, stopCopies } from '#core/services/copies.ts'
 import { openServices } from '#core/services/lifecycle.ts'
 import { sweeps } from '#core/work/sweeps.ts'
 import { startDouble } from '#local/double/server.ts'
@@ -621,9 +621,13 @@ describe('copies of the rows of home in another database', function () {
     try {
       await startCopies(other, fourth)
       assert.equal((await copiesState(other, fourth)).by, 'replication')
-      const [lags, otherLags] = [await copyLags(cells.services), await copyLags(other)]
-      assert.deepEqual([[...lags.keys()], [...otherLags.keys()]], [['second'], ['second']])
+      const copiesOf = async () => {
+        const [here, there] = [await readCopies(cells.services, [second(cells)]), await readCopies(other, [fourth])]
+        return [here.get('second')?.copies, there.get('second')?.copies]
+      }
+      assert.deepEqual(await copiesOf(), ['replication', 'replication'])
       await stopCopies(other, fourth)
+      assert.deepEqual(await copiesOf(), ['replication', null])
       assert.equal((await copiesState(cells.services, second(cells))).by, 'replication')
       await eventually(copiedPolicy)
     } finally {

@@ -81,11 +81,11 @@ describe('muster cells', function () {
 
     const listed = await cells()
     assert.deepEqual(
-      listed.map(({ name, number, state, projects, error }) => [name, number, state, projects, error]),
+      listed.map(({ name, number, state, projects, copies, error }) => [name, number, state, projects, copies, error]),
       [
-        ['home', 0, 'open', 0, null],
-        ['two', 1, 'open', 0, null],
-        ['three', 2, 'open', 0, null],
+        ['home', 0, 'open', 0, null, null],
+        ['two', 1, 'open', 0, 'triggers', null],
+        ['three', 2, 'open', 0, 'triggers', null],
       ],
     )
     for (const { bytes, migrations, release, address } of listed) {
@@ -96,7 +96,7 @@ describe('muster cells', function () {
     }
     const text = await muster(['cells', 'list'])
     assert.match(text.stdout, /^name +number +state +address/)
-    assert.match(text.stdout, /^three +2 +open +.* yes$/m)
+    assert.match(text.stdout, /^three +2 +open +.* by triggers +- +yes$/m)
     const directory = await rows(home.url, 'select name, url from cells')
     assert.deepEqual(
       directory.map(({ url }) => url.split('.')[0]),

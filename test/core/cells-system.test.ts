@@ -1,10 +1,18 @@
 import assert from 'node:assert/strict'
+import { migrationNames } from '#core/queues/breaking-migrations.ts'
 import { eventually } from '../support/app.ts'
 import { startCells } from '../support/cells.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster as inHost } from '../support/hosts.ts'
 import { scrape } from '../support/metrics.ts'
 import { forSuite } from '../support/suite.ts'
+
+const copiesOf = ({ copies, copies_connected, lag_bytes, lag_seconds }: any) => [
+  copies,
+  copies_connected,
+  lag_bytes,
+  lag_seconds,
+]
 
 describe('cells of a running deployment', function () {
   this.timeout(180_000)
@@ -20,30 +28,28 @@ describe('cells of a running deployment', function () {
     return body.data as any[]
   }
 
-  it('are listed with their state and size, home first, for admins only', async () => {
+  it('are listed with their state, size and copies, home first, for admins only', async () => {
     await cells.project('second')
     const [home, second] = await listed()
     const times = /^\d{4}-.*Z$/
     assert.deepEqual(
-      [home, second].map(({ name, number, state, reachable, projects, lag_bytes }) => [
-        name,
-        number,
-        state,
-        reachable,
-        projects,
-        lag_bytes,
-      ]),
+      [home, second].map(({ name, number, state, reachable, projects }) => [name, number, state, reachable, projects]),
       [
-        ['home', 0, 'open', true, 0, null],
-        ['second', 1, 'open', true, 1, null],
+        ['home', 0, 'open', true, 0],
+        ['second', 1, 'open', true, 1],
       ],
     )
+    assert.deepEqual([home, second].map(copiesOf), [
+      [null, null, null, null],
+      ['triggers', null, null, null],
+    ])
     assert.match(second.address, /schema=cell_second$/)
     assert.deepEqual([home.added_at, home.changed_at], [null, null])
     assert.match(second.added_at, times)
     assert.match(second.changed_at, times)
-    for (const { bytes, release, address } of [home, second]) {
+    for (const { bytes, migrations, release, address } of [home, second]) {
       assert.ok(bytes > 100_000)
+      assert.equal(migrations, migrationNames().length)
       assert.equal(release, '0.1.0')
       assert.equal(address.includes('@'), false)
     }
@@ -59,8 +65,10 @@ describe('cells of a running deployment', function () {
     await eventually(async () => (await listed()).some(({ name, reachable }) => name === 'third' && reachable))
     const { id, key } = await cells.project('third')
     assert.equal((await key.post('/conversations', { name: 'Table' })).status, 201)
-    const third = (await listed()).find(({ name }) => name === 'third')
-    assert.deepEqual([third.number, third.projects], [2, 1])
+    const third = await eventually(async () =>
+      (await listed()).find(({ name, projects }) => name === 'third' && projects === 1),
+    )
+    assert.deepEqual([third.number, copiesOf(third)], [2, ['triggers', null, null, null]])
 
     await muster('cells', 'close', 'third')
     await eventually(async () => (await listed()).some(({ name, state }) => name === 'third' && state === 'closed'))
@@ -95,17 +103,52 @@ describe('cells of a running deployment', function () {
 describe('cells in two servers', function () {
   this.timeout(180_000)
   const cells = forSuite(() => startCells({ servers: true }))
+  const listed = async () => (await cells.admin.get('/system/cells')).body.data as any[]
+  const secondWhen = (isWanted: (second: any) => boolean) =>
+    eventually(async () => (await listed()).filter(({ name }) => name === 'second').find(isWanted), { within: 20_000 })
 
   it('are listed with the lag of their copies, and without their size while they are down', async () => {
-    const listed = async () => (await cells.admin.get('/system/cells')).body.data
-    const [home, second] = await listed()
-    assert.deepEqual([home.lag_bytes, typeof second.lag_bytes], [null, 'number'])
+    const [home] = await listed()
+    assert.deepEqual(copiesOf(home), [null, null, null, null])
+    // The second is connected once its subscription has reached home.
+    const second = await secondWhen(({ copies_connected, lag_bytes }) => copies_connected && lag_bytes === 0)
+    assert.deepEqual(copiesOf(second), ['replication', true, 0, 0])
+
     await cells.kill?.()
-    const lost = await eventually(async () => (await listed()).find(({ reachable }: any) => !reachable))
-    assert.deepEqual([lost.name, lost.state, lost.projects, lost.bytes], ['second', 'open', null, null])
+    const lost = await secondWhen(({ reachable, copies_connected }) => !reachable && !copies_connected)
+    assert.deepEqual(
+      [lost.state, lost.projects, lost.bytes, lost.migrations, lost.release],
+      ['open', null, null, null, null],
+    )
+    await cells.rows(cells.home, `insert into policies (id, document) values ('pol_late', '{"statement": []}')`)
+    const late = await secondWhen(({ lag_bytes }) => lag_bytes > 0)
+    const later = await secondWhen(({ lag_seconds }) => lag_seconds > late.lag_seconds)
+    assert.deepEqual([later.copies, later.copies_connected], ['replication', false])
     await eventually(async () => (await scrape(cells.url)).value('muster_cell_up', { cell: 'second' }) === 0)
     assert.equal((await scrape(cells.url)).value('muster_cell_up', { cell: 'home' }), 1)
+
+    const environment = { ...testEnvironment(cells.home), ...cells.env }
+    const table = await inHost(['cells', 'list'], environment)
+    assert.match(table.stdout, /^second .* - +- +by replication +\d+ bytes, \d+\.\d s, not connected +connect E/m)
     await cells.restart?.()
-    await eventually(async () => (await listed()).every(({ reachable }: any) => reachable), { within: 20_000 })
+    await secondWhen(({ reachable, copies_connected, lag_bytes }) => reachable && copies_connected && lag_bytes === 0)
+    // The command has the facts of the operation, and what a cell answers in place of whether it does.
+    const { stdout } = await inHost(['cells', 'list', '--json'], environment)
+    const facts = (await listed()).map(({ reachable, ...rest }) => ({ ...rest, error: null }))
+    const stable = ({ bytes, lag_bytes, lag_seconds, ...rest }: any) => rest
+    assert.deepEqual(JSON.parse(stdout).map(stable), facts.map(stable))
+  })
+
+  it('are listed while one is silent', async () => {
+    cells.silence?.()
+    try {
+      const silent = await secondWhen(({ reachable }) => !reachable)
+      assert.deepEqual([silent.copies, silent.projects], ['replication', null])
+      const answers = await Promise.all(Array.from({ length: 8 }, listed))
+      assert.ok(answers.every(([home]) => home.reachable && home.projects !== null))
+    } finally {
+      cells.silence?.(false)
+    }
+    await secondWhen(({ reachable }) => reachable)
   })
 })

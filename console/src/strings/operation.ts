@@ -1,4 +1,4 @@
-/** Texts of the queue, usage, quotas, prices, the audit log and settings. */
+/** Texts of the queue, cells, usage, quotas, prices, the audit log and settings. */
 
 export const queue = {
   intro: 'Work that waits, the slots of the workers, and the processes of the deployment.',
@@ -62,6 +62,32 @@ export const queue = {
   drop: 'Drop',
   dropText: 'The message is deleted, and its work is never done.',
   projectFilter: 'ID of a project',
+} as const
+
+export const cells = {
+  title: 'Cells',
+  cell: 'Cell',
+  named: (name: string, number: number) => `${name}, number ${number}`,
+  noKey: 'Encrypted with a key that is not configured',
+  projects: 'Projects',
+  size: 'Size',
+  release: 'Release',
+  lag: 'Lag',
+  answers: 'Database',
+  states: { open: 'Open', closed: 'Closed', moving: 'Moving', down: 'Down' },
+  stateTexts: {
+    closed: 'Takes no new projects',
+    moving: 'Moves to another server; takes no requests until then',
+    down: 'Takes no requests',
+  },
+  noLag: 'None: in the database of home',
+  notConnected: 'not connected',
+  reachable: 'Answers',
+  unreachable: 'No answer',
+  silent: (names: string) => `No answer: ${names}`,
+  silentText: 'Requests for their projects fail, and work waits, until the database answers again.',
+  late: (names: string) => `Not connected to home: ${names}`,
+  lateText: 'Changes of users and policies arrive there once the connection is back.',
 } as const
 
 export const usage = {

@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { integerQuery } from '#core/api/lists.ts'
 import { CELL_STATES } from '#core/services/cells.ts'
+import { COPY_METHODS } from '#core/services/copies.ts'
 import { MESSAGE_STATES } from '#core/work/inspection.ts'
 
 const count = (of: string) => z.int().describe(of)
@@ -118,12 +119,25 @@ export const SystemCell = z
     projects: z.int().nullable().describe('Number of its projects. Null if it is not reachable.'),
     bytes: z.int().nullable().describe('Size of its tables with their indexes. Null if it is not reachable.'),
     release: z.string().nullable().describe('Latest release that migrated it. Null if it is not reachable.'),
+    migrations: z.int().nullable().describe('Number of its migrations. Null if it is not reachable.'),
+    copies: z
+      .enum(COPY_METHODS)
+      .nullable()
+      .describe(
+        'How users and policies of home are copied to it: triggers - in the transaction of the change, without a lag, replication - by a subscription to home. Null for home, and if they are not copied.',
+      ),
+    copies_connected: z
+      .boolean()
+      .nullable()
+      .describe('Whether its subscription is connected to home. Null without a subscription.'),
     lag_bytes: z
       .int()
       .nullable()
-      .describe(
-        'Bytes of changes at home that its copies of users and policies lack. Null without a lag: home, and cells in the database of home.',
-      ),
+      .describe('Bytes of the log of home that its copies lack. Null without a subscription.'),
+    lag_seconds: z
+      .number()
+      .nullable()
+      .describe('Time by which its copies are late, in seconds, as home measures it. Null if it is not known.'),
     added_at: z.string().nullable().describe('Time at which it was added. Null for the first.'),
     changed_at: z.string().nullable().describe('Time of the last change of its state or address. Null for the first.'),
   })

@@ -154,7 +154,7 @@ const cells = operation({
   path: '/system/cells',
   summary: 'List cells',
   description:
-    'Returns the databases of the deployment, the first of which is `home`, with their state and size. A deployment without cells has `home` only.',
+    'Returns the databases of the deployment, the first of which is `home`, with their state, their size, and the lag of the copied users and policies. A deployment without cells has `home` only. Figures are at most two seconds old.',
   action: 'system:GetSystemStatus',
   internal: true,
   paged: true,

@@ -1,6 +1,5 @@
 import { isIdOf, kinds } from '#core/api/kind.ts'
 import { extensionPoint } from '#core/base/declarations.ts'
-import { processSingleton } from '#core/base/process-singleton.ts'
 import { release } from '#core/base/release.ts'
 import type { Services } from '#core/base/services.ts'
 import { telemetryStatus } from '#core/base/telemetry.ts'
@@ -12,6 +11,7 @@ import { deadLetterQueue, queues as declared, type Queue } from '#core/queues/qu
 import { countMessages, listWorkers, type MessageRow, type WorkerRow } from '#core/work/inspection.ts'
 import { WORKER_KINDS } from '#core/work/settings.ts'
 import type { QueueMessage, SystemStatus } from './model.ts'
+import { recentRead } from './recent-read.ts'
 
 /** Counts the turns of the last minute in all projects, and how many of them failed. */
 export const turnRates = extensionPoint<(db: Queryable) => Promise<{ turns: number; failed: number }>>({
@@ -24,7 +24,6 @@ export const turnRates = extensionPoint<(db: Queryable) => Promise<{ turns: numb
 export const silentMs = (config: Services['config']): number => Math.max(2 * config.WORKER_HEARTBEAT_INTERVAL_MS, 2000)
 
 const BUSIEST = 20
-const KEPT_MS = 2000
 const startedAt = new Date(Date.now() - process.uptime() * 1000).toISOString()
 
 /** The slots of a queue in the live workers. */
@@ -106,28 +105,8 @@ async function readStatus(services: Services): Promise<SystemStatus> {
   }
 }
 
-const kept = processSingleton(() => ({ at: Number.NEGATIVE_INFINITY, status: null as Promise<SystemStatus> | null }))
-
-/**
- * Returns the status of the deployment, at most two seconds old: many consoles poll it. A read that takes longer is
- * shared until it ends, so that a slow database is not read more often.
- */
-export function systemStatus(services: Services): Promise<SystemStatus> {
-  const cache = kept(services)
-  if (cache.status && performance.now() - cache.at < KEPT_MS) return cache.status
-  const status = readStatus(services)
-  cache.at = Number.POSITIVE_INFINITY
-  cache.status = status
-  status.then(
-    () => {
-      cache.at = performance.now()
-    },
-    () => {
-      cache.status = null
-    },
-  )
-  return status
-}
+/** Returns the status of the deployment, at most two seconds old. */
+export const systemStatus = recentRead(readStatus)
 
 /** Why a message is not claimed. */
 export function waitReason(

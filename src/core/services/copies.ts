@@ -182,14 +182,14 @@ export async function dropTriggers(client: DatabaseClient, schema: string): Prom
   for (const { table } of HOME_TABLES) await client.query(`drop trigger if exists ${triggerName(schema)} on ${table}`)
 }
 
+/** Statement that counts the triggers of a name on tables of home. */
+const triggerCount = (name: string, tables: string): string => `(
+  select count(*)::int as count from pg_trigger join pg_class c on c.oid = tgrelid
+  where tgname = ${name} and relname = any (${tables}) and relnamespace = current_schema()::regnamespace)`
+
 /** Whether triggers copy the rows of home to a schema. */
 async function hasTriggers(source: DatabaseClient, schema: string): Promise<boolean> {
-  const [{ count }] = await rowsOf(
-    source,
-    `select count(*)::int as count from pg_trigger join pg_class c on c.oid = tgrelid
-     where tgname = $1 and relname = any ($2) and relnamespace = current_schema()::regnamespace`,
-    [triggerName(schema), [...copiedTables]],
-  )
+  const [{ count }] = await rowsOf(source, triggerCount('$1', '$2'), [triggerName(schema), [...copiedTables]])
   return count === HOME_TABLES.length
 }
 
@@ -387,10 +387,13 @@ async function copyByReplication(
   }
 }
 
+/** How rows of home are copied to a cell. */
+export const COPY_METHODS = ['triggers', 'replication'] as const
+
 /** State of the copies of a cell, for people. */
 export type CopiesState = {
   /** How rows are copied; null if they are not. */
-  by: 'triggers' | 'replication' | null
+  by: (typeof COPY_METHODS)[number] | null
   /** Bytes of the log at home that the cell has not replayed; null for triggers. */
   lag_bytes: number | null
   /** Tables whose copies differ from home, without changes on the way. */
@@ -435,16 +438,49 @@ export const copiesState = (home: Pick<Services, 'config'>, cell: Target): Promi
 const differenceProblems = ({ name }: Target, tables: readonly string[]): string[] =>
   tables.length > 0 ? [`Rows of ${tables.join(', ')} in the cell ${name} differ from home`] : []
 
-const lagRow = sql.type(z.strictObject({ name: z.string(), lag_bytes: z.int() }))
+const CopiesFacts = z.strictObject({
+  copies: z.enum(COPY_METHODS).nullable(),
+  copies_connected: z.boolean().nullable(),
+  lag_bytes: z.int().nullable(),
+  lag_seconds: z.number().nullable(),
+})
 
-/** Returns the bytes of the log at home that cells have not replayed, by their names; without those in the database of home. */
-export async function copyLags({ pool }: Pick<Services, 'pool'>): Promise<ReadonlyMap<string, number>> {
-  const rows = await pool.any(lagRow`
-    select replace(substr(s.slot_name::text, length(d.prefix) + 1), '_', '-') as name,
-      (pg_current_wal_flush_lsn() - s.confirmed_flush_lsn)::bigint as lag_bytes
-    from (select ${rawFragment(SLOT_PREFIX)} as prefix) d
-    join pg_replication_slots s on starts_with(s.slot_name::text, d.prefix) and s.confirmed_flush_lsn is not null`)
-  return new Map(rows.map(({ name, lag_bytes }) => [name, lag_bytes]))
+/** The copies of a cell as home sees them; all null if home does not copy to it. By triggers, only `copies` is not null. */
+export type CopiesFacts = z.output<typeof CopiesFacts>
+
+/** Facts of a cell without copies. */
+export const NO_COPIES: CopiesFacts = { copies: null, copies_connected: null, lag_bytes: null, lag_seconds: null }
+
+const copiesRow = sql.type(CopiesFacts.extend({ name: z.string() }))
+
+const tableNames = `'{${[...copiedTables].join()}}'::text[]`
+
+/**
+ * Returns the copies of cells by their names, read at home only. The seconds are the delay of the last commit that the cell has replayed, or
+ * since its last message or connection: a home of PostgreSQL 15 or 16 does not have the time of the connection.
+ */
+export async function readCopies(
+  { pool }: Pick<Services, 'pool'>,
+  cells: readonly { name: string; url: string | null }[],
+): Promise<ReadonlyMap<string, CopiesFacts>> {
+  const names = cells.map(({ name }) => name)
+  const triggers = cells.map(({ url }) => (url === null ? '' : triggerName(schemaOfUrl(url))))
+  const rows = await pool.any(copiesRow`
+    select n.name,
+      case when t.count = ${copiedTables.size} then 'triggers' when s.slot_name is not null then 'replication' end as copies,
+      s.active as copies_connected, b.lag_bytes,
+      round(extract(epoch from case
+        when b.lag_bytes = 0 then interval '0'
+        when s.active then greatest(r.replay_lag, clock_timestamp() - r.reply_time)
+        else clock_timestamp() - (to_jsonb(s) ->> 'inactive_since')::timestamptz
+      end), 3)::float8 as lag_seconds
+    from unnest(${sql.array(names, 'text')}, ${sql.array(triggers, 'text')}) n (name, trigger_name)
+    cross join lateral ${rawFragment(triggerCount('n.trigger_name', tableNames))} t
+    left join pg_replication_slots s on s.slot_name = ${rawFragment(SLOT_PREFIX)} || replace(n.name, '-', '_')
+    left join pg_stat_replication r on r.pid = s.active_pid
+    cross join lateral (select case when s.slot_name is not null then greatest(0,
+      pg_current_wal_flush_lsn() - greatest(s.confirmed_flush_lsn, r.replay_lsn))::bigint end as lag_bytes) b`)
+  return new Map(rows.map(({ name, ...facts }) => [name, facts]))
 }
 
 const BARRIER_MS = 1000

@@ -16,10 +16,11 @@ import { Loaded, Notice } from '#components/states.tsx'
 import { durationText, elapsedText, visible, When } from '#components/text.tsx'
 import { usePermissions, useProjectId, useProjects } from '#projects.ts'
 import * as strings from '#strings.ts'
+import { Cells } from './cells.tsx'
 
 const texts = strings.queue
 
-/** Queues, slots and processes of the deployment for admins; for others, the queue of the project. */
+/** Queues, slots, processes and cells of the deployment for admins; for others, the queue of the project. */
 export function Queue() {
   const projectId = useProjectId()
   const isAdmin = usePermissions(projectId)(getSystemStatus)
@@ -37,44 +38,47 @@ function Deployment() {
     refetchInterval: every(POLL_MS),
   })
   return (
-    <Loaded query={status} operation={getSystemStatus}>
-      {({ checks, queues, projects, processes, turns_per_minute, errors_per_minute }) => {
-        const unserved = queues.filter(({ workers }) => workers === 0)
-        const sum = (field: 'waiting' | 'active' | 'dead') => queues.reduce((total, queue) => total + queue[field], 0)
-        const oldest = Math.max(0, ...queues.map(({ oldest_seconds }) => oldest_seconds))
-        return (
-          <>
-            <FailingChecks checks={checks} />
-            {unserved.length > 0 && (
-              <Alert color="yellow" icon={<IconAlertTriangle />} title={texts.unserved(unserved.length)}>
-                <Text size="sm" lineClamp={2}>
-                  {unserved.map(({ name }) => name).join(', ')}
-                </Text>
-              </Alert>
-            )}
-            <Figures
-              figures={[
-                {
-                  label: texts.waiting,
-                  value: sum('waiting').toLocaleString(),
-                  note: oldest >= 1 && texts.oldest(elapsedText(oldest)),
-                },
-                { label: texts.active, value: sum('active').toLocaleString() },
-                { label: texts.dead, value: sum('dead').toLocaleString() },
-                {
-                  label: texts.turns,
-                  value: turns_per_minute.toLocaleString(),
-                  note: errors_per_minute > 0 && texts.failed(errors_per_minute),
-                },
-              ]}
-            />
-            <Queues queues={queues} />
-            <Projects projects={projects} />
-            <Processes processes={processes} />
-          </>
-        )
-      }}
-    </Loaded>
+    <>
+      <Loaded query={status} operation={getSystemStatus}>
+        {({ checks, queues, projects, processes, turns_per_minute, errors_per_minute }) => {
+          const unserved = queues.filter(({ workers }) => workers === 0)
+          const sum = (field: 'waiting' | 'active' | 'dead') => queues.reduce((total, queue) => total + queue[field], 0)
+          const oldest = Math.max(0, ...queues.map(({ oldest_seconds }) => oldest_seconds))
+          return (
+            <>
+              <FailingChecks checks={checks} />
+              {unserved.length > 0 && (
+                <Alert color="yellow" icon={<IconAlertTriangle />} title={texts.unserved(unserved.length)}>
+                  <Text size="sm" lineClamp={2}>
+                    {unserved.map(({ name }) => name).join(', ')}
+                  </Text>
+                </Alert>
+              )}
+              <Figures
+                figures={[
+                  {
+                    label: texts.waiting,
+                    value: sum('waiting').toLocaleString(),
+                    note: oldest >= 1 && texts.oldest(elapsedText(oldest)),
+                  },
+                  { label: texts.active, value: sum('active').toLocaleString() },
+                  { label: texts.dead, value: sum('dead').toLocaleString() },
+                  {
+                    label: texts.turns,
+                    value: turns_per_minute.toLocaleString(),
+                    note: errors_per_minute > 0 && texts.failed(errors_per_minute),
+                  },
+                ]}
+              />
+              <Queues queues={queues} />
+              <Projects projects={projects} />
+              <Processes processes={processes} />
+            </>
+          )
+        }}
+      </Loaded>
+      <Cells />
+    </>
   )
 }
 
