@@ -21,6 +21,7 @@ const all = {
   http: async () => (await import('./http.ts')).run(),
   commits: async () => (await import('./commits.ts')).run(),
   lists: async () => (await import('./lists.ts')).run(),
+  cells: async () => (await import('./cells.ts')).run(),
   activity: async () => (await import('./activity.ts')).run(),
   files: async () => (await import('./files.ts')).run(),
   turns: async () => (await import('./turns.ts')).run(),
