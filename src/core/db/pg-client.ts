@@ -3,7 +3,7 @@ import type { EventEmitter } from 'node:events'
 import { connect } from 'node:net'
 import pg from 'pg'
 import { preparedPlanFor } from './commit-piggyback.ts'
-import { markDriverError, sqlStateOf } from './database-errors.ts'
+import { DatabaseUnresponsiveError, markDriverError, sqlStateOf } from './database-errors.ts'
 import { addressOf, type DatabaseUrl, hostOf, parseDatabaseUrl, type SessionTarget } from './database-url.ts'
 import { abandonmentNow, withoutTenant } from './tenant-context.ts'
 
@@ -71,19 +71,44 @@ type Callback = (...answer: any[]) => void
 type Connection = EventEmitter & { stream: { destroy(error?: Error): void } }
 
 /** The internals of pg's client that this file uses. */
-type Internals = { connection: Connection; host: string; port: number }
+type Internals = { connection: Connection; host: string; port: number; readyForQuery: boolean }
 
-/** Time for which a host that did not answer is tried last. */
+/** Time for which a host that did not answer, or is not the required server, is tried last. */
 const AVOIDED_MS = 30_000
 const failedAt = new Map<string, number>()
 
 const isAvoided = (url: string): boolean =>
   performance.now() - (failedAt.get(hostOf(url)) ?? Number.NEGATIVE_INFINITY) < AVOIDED_MS
 
-const CANNOT_CONNECT_NOW = '57P03'
+/** SQLSTATEs of a server that starts or stops, and the class of lost connections, which a pooler without its server reports. */
+const NOT_RUNNING = /^(57P0[123]|08...)$/
 
-/** Whether the next host is tried, as by libpq: not if this one refuses the user or the database. */
-const triesNext = (error: unknown): boolean => [null, CANNOT_CONNECT_NOW].includes(sqlStateOf(error))
+/** Whether the next host is tried: not if this one refuses the user or the database. */
+function triesNext(error: unknown): boolean {
+  const state = sqlStateOf(error)
+  return state === null || NOT_RUNNING.test(state)
+}
+
+/** SQLSTATE of a write to a standby, or to a server that was made read-only. */
+const READ_ONLY = '25006'
+
+/** Whether a session is what a target requires, by the parameters that the server reported. */
+function meetsTarget(target: SessionTarget, reported: Readonly<Record<string, string>>): boolean {
+  const isStandby = reported.in_hot_standby === 'on'
+  const isReadOnly = isStandby || reported.default_transaction_read_only === 'on'
+  switch (target) {
+    case 'read-write':
+      return !isReadOnly
+    case 'read-only':
+      return isReadOnly
+    case 'primary':
+      return !isStandby
+    case 'standby':
+      return isStandby
+    default:
+      return true
+  }
+}
 
 /**
  * pg's client for all connections of the application.
@@ -95,7 +120,7 @@ const triesNext = (error: unknown): boolean => [null, CANNOT_CONNECT_NOW].includ
  * - Saves round trips of transactions (commit-piggyback.ts).
  * - Registers connections and pending statements with their start, for detecting an unresponsive server and dead
  *   connections (server-watchdog.ts) and for cancelling the statements of abandoned requests (below).
- * - Tries the hosts of its URL in order (database-url.ts).
+ * - Tries the hosts of its URL in order (database-url.ts), and leaves a server that became read-only.
  * - Executes statements in the schema of its URL: names in the schema `pgboss`, which a cell has in its own, are rewritten.
  * - Marks errors of connections and statements (database-errors.ts): a reset database socket has the same error code as
  *   a reset socket of a tool.
@@ -109,6 +134,9 @@ export class DatabaseClient extends pg.Client {
   readonly #config: pg.ClientConfig
   readonly #databaseUrl: DatabaseUrl
   readonly #limitMs: number
+  /** Host of the current connection, of several. */
+  #url: string
+  #isLeaving = false
 
   constructor(config: pg.ClientConfig) {
     const databaseUrl = parseDatabaseUrl(config.connectionString as string)
@@ -118,6 +146,7 @@ export class DatabaseClient extends pg.Client {
     super(own)
     this.#config = own
     this.#databaseUrl = databaseUrl
+    this.#url = databaseUrl.urls[0]
     this.address = addressOf(config.connectionString as string)
     const { statement_timeout } = config
     this.#limitMs = statement_timeout ? Number(statement_timeout) + LIMIT_MARGIN_MS : DEFAULT_LIMIT_MS
@@ -154,6 +183,32 @@ export class DatabaseClient extends pg.Client {
     ;(this as unknown as Internals).connection.stream.destroy(error)
   }
 
+  /** Ends the connection as soon as it has neither a statement nor a transaction. */
+  leave(error: Error): void {
+    if (this.#isLeaving) return
+    this.#isLeaving = true
+    const internals = this as unknown as Internals
+    const endIfIdle = () => {
+      if (internals.readyForQuery && this.getTransactionStatus() === 'I') this.destroy(error)
+    }
+    internals.connection.on('readyForQuery', endIfIdle)
+    endIfIdle()
+  }
+
+  /**
+   * Leaves a server that became read-only, with all connections to its database: each would fail a later write, and a
+   * listening one would receive no notifications. A new connection goes to another host of the URL, or to where the
+   * only host leads by now.
+   */
+  #leaveServer(error: Error): void {
+    failedAt.set(hostOf(this.#url), performance.now())
+    this.leave(error)
+    const { host, port, database } = this
+    for (const other of open)
+      if (other.isConnected && other.host === host && other.port === port && other.database === database)
+        other.leave(new DatabaseUnresponsiveError('database server is read-only'))
+  }
+
   /** Connects to the first host that answers and is the required server. */
   async #connectToFirst(): Promise<void> {
     const { urls, target } = this.#databaseUrl
@@ -184,28 +239,22 @@ export class DatabaseClient extends pg.Client {
       readyForQuery: false,
     }
     Object.assign(client, { connection, host, port, ...unopened })
+    this.#url = url
     const reported: Record<string, string> = {}
+    const notRequired = () => new Error(`session is not ${target}`)
     connection.on('parameterStatus', ({ parameterName, parameterValue }) => {
       reported[parameterName] = parameterValue
+      // A server that is made read-only reports it with the next statement.
+      if (this.isConnected && !meetsTarget(target, reported)) this.#leaveServer(notRequired())
     })
     try {
       await super.connect()
+      if (!meetsTarget(target, reported)) throw notRequired()
     } catch (error) {
       if (triesNext(error)) failedAt.set(hostOf(url), performance.now())
       throw error
     }
     failedAt.delete(hostOf(url))
-    const isStandby = reported.in_hot_standby === 'on'
-    const isReadOnly = isStandby || reported.default_transaction_read_only === 'on'
-    const meets: Record<SessionTarget, boolean> = {
-      any: true,
-      'read-write': !isReadOnly,
-      'read-only': isReadOnly,
-      primary: !isStandby,
-      standby: isStandby,
-      'prefer-standby': true,
-    }
-    if (!meets[target]) throw new Error(`session is not ${target}`)
   }
 
   override query(statement: any, values?: any, callback?: Callback): any {
@@ -243,6 +292,7 @@ export class DatabaseClient extends pg.Client {
   #end(entry: PendingStatement, settle: Callback, error: Error | null, result: unknown): void {
     pending.delete(entry)
     markDriverError(error)
+    if (error && sqlStateOf(error) === READ_ONLY) this.#leaveServer(error)
     // The connection is released only after the cancellation, which would otherwise hit the next statement.
     if (entry.cancelling) void entry.cancelling.then(() => settle(error, result))
     else settle(error, result)
