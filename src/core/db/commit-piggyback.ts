@@ -82,6 +82,9 @@ function bindAndExecute(wire: Wire, { name, values = [] }: { name: string; value
 
 const states = new WeakMap<pg.Client, State>()
 
+/** Whether a client is in a transaction, whose BEGIN may not be sent yet. */
+export const isInTransaction = (client: pg.Client): boolean => states.has(client)
+
 const isLast = new AsyncLocalStorage<true>()
 
 /**

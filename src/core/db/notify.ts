@@ -45,7 +45,8 @@ type Subscription = { handler: (payload: string) => void; onReconnect?: () => vo
 type Channel = { subscriptions: Set<Subscription>; ready: Promise<void>; idle?: NodeJS.Timeout }
 
 const FIRST_BACKOFF_MS = 100
-const LAST_BACKOFF_MS = 5000
+/** Short enough that a process is ready within seconds of a failover that took longer. */
+const LAST_BACKOFF_MS = 2000
 
 type NotificationOptions = {
   databaseUrl: string

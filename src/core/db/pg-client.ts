@@ -131,12 +131,15 @@ export class DatabaseClient extends pg.Client {
   /** Time when the connection was opened, or when opening began (performance.now). */
   openedAt = performance.now()
   isConnected = false
+  /** Why the connection is to be ended, once nothing uses it. */
+  leaving: Error | null = null
+  /** Ends the connection, in place of `leave`. */
+  onLeave: (() => void) | null = null
   readonly #config: pg.ClientConfig
   readonly #databaseUrl: DatabaseUrl
   readonly #limitMs: number
   /** Host of the current connection, of several. */
   #url: string
-  #isLeaving = false
 
   constructor(config: pg.ClientConfig) {
     const databaseUrl = parseDatabaseUrl(config.connectionString as string)
@@ -183,15 +186,20 @@ export class DatabaseClient extends pg.Client {
     ;(this as unknown as Internals).connection.stream.destroy(error)
   }
 
-  /** Ends the connection as soon as it has neither a statement nor a transaction. */
+  /** Ends the connection once nothing uses it: when it has neither a statement nor a transaction, or as `onLeave` decides. */
   leave(error: Error): void {
-    if (this.#isLeaving) return
-    this.#isLeaving = true
+    if (this.leaving) return
+    this.leaving = error
+    if (this.onLeave) {
+      this.onLeave()
+      return
+    }
     const internals = this as unknown as Internals
     const endIfIdle = () => {
       if (internals.readyForQuery && this.getTransactionStatus() === 'I') this.destroy(error)
     }
-    internals.connection.on('readyForQuery', endIfIdle)
+    // Later, so that the result of the last statement comes before the error of the connection.
+    internals.connection.on('readyForQuery', () => setImmediate(endIfIdle))
     endIfIdle()
   }
 

@@ -12,6 +12,7 @@ import {
   UniqueIntegrityConstraintViolationError,
 } from 'slonik'
 import { parseExactJson } from '../base/exact-json.ts'
+import { isInTransaction } from './commit-piggyback.ts'
 import { DatabaseUnresponsiveError } from './database-errors.ts'
 import { DatabaseClient } from './pg-client.ts'
 
@@ -98,16 +99,37 @@ export const databaseDriver = (config: pg.ClientConfig) =>
     }
     return {
       async createPoolClient({ clientEventEmitter }) {
+        let isAcquired = false
         const open = (): DatabaseClient => {
           const opened = new DatabaseClient({
             ...config,
             types: { getTypeParser: oid => parsers.get(oid) ?? getTypeParser(oid) },
           })
+          opened.onLeave = endIfUnused
           return opened.on('error', error => {
             if (opened === client) clientEventEmitter.emit('error', toSlonikError(error))
           })
         }
+        // Later, because the pool may give a released connection to work that waits: its first statement replaces it.
+        const endIfUnused = () =>
+          setImmediate(() => {
+            if (client.leaving && !isAcquired) client.destroy(client.leaving)
+          })
         let client: DatabaseClient = open()
+        clientEventEmitter.on('acquire', () => {
+          isAcquired = true
+        })
+        clientEventEmitter.on('release', () => {
+          isAcquired = false
+          if (client.leaving) endIfUnused()
+        })
+        /** Opens another connection in place of one that leaves its server. */
+        const replace = async (): Promise<void> => {
+          const previous = client
+          client = open()
+          previous.destroy()
+          await connect(client)
+        }
         return {
           async connect() {
             for (let attempt = 1; ; attempt++) {
@@ -121,6 +143,7 @@ export const databaseDriver = (config: pg.ClientConfig) =>
           },
           end: () => client.end(),
           async query(text, values, options): Promise<DriverQueryResult> {
+            if (client.leaving && !isInTransaction(client)) await replace()
             try {
               const { command, fields, rowCount, rows } = await client.query({ ...options, text, values })
               const described = fields.map(({ dataTypeID, name }: pg.FieldDef) => ({ dataTypeId: dataTypeID, name }))

@@ -1,8 +1,10 @@
 import fs from 'node:fs'
+import { connect } from 'node:net'
 import path from 'node:path'
 import { findFreePort, runServerProgram } from '../postgres.ts'
 import { query, temporaryDirectory } from './deployment.ts'
 import { NotPossibleError } from './drill.ts'
+import { waitUntilNone } from './wait.ts'
 
 /** Where Debian and Ubuntu install servers, by version. */
 const INSTALLED = '/usr/lib/postgresql'
@@ -87,6 +89,22 @@ export class Cluster {
     return this.#control(['stop', '--mode=immediate'])
   }
 
+  /** Kills the server by SIGKILL. Its other processes end by themselves. */
+  async kill(): Promise<void> {
+    process.kill(this.#pid() as number, 'SIGKILL')
+    await waitUntilNone('end of the server', async () => ((await isListening(this.port)) ? 1 : 0), { pauseMs: 20 })
+  }
+
+  /** Removes the data of a server that has ended. */
+  clear(): void {
+    fs.rmSync(this.dir, { recursive: true, maxRetries: 10, retryDelay: 100 })
+  }
+
+  /** Ends the server after a checkpoint, once its standby has received everything. */
+  stop(): Promise<void> {
+    return this.#control(['stop', '--mode=fast'])
+  }
+
   promote(): Promise<void> {
     return this.#control(['promote', '--wait'])
   }
@@ -106,14 +124,32 @@ export class Cluster {
     return this.run('pg_ctl', [...args, `--pgdata=${this.dir}`])
   }
 
+  #pid(): number | null {
+    const file = path.join(this.dir, 'postmaster.pid')
+    return fs.existsSync(file) ? Number.parseInt(fs.readFileSync(file, 'utf8'), 10) : null
+  }
+
   readonly #stopAtExit = () => {
-    const [pid] = fs.existsSync(path.join(this.dir, 'postmaster.pid'))
-      ? fs.readFileSync(path.join(this.dir, 'postmaster.pid'), 'utf8').split('\n')
-      : []
-    // SIGQUIT is an immediate shutdown.
-    if (pid) process.kill(Number(pid), 'SIGQUIT')
+    const pid = this.#pid()
+    if (pid === null) return
+    try {
+      // An immediate shutdown.
+      process.kill(pid, 'SIGQUIT')
+    } catch {
+      // It was killed.
+    }
   }
 }
+
+const isListening = (port: number): Promise<boolean> =>
+  new Promise(resolve => {
+    const socket = connect(port, '127.0.0.1')
+    const end = (isOpen: boolean) => () => {
+      socket.destroy()
+      resolve(isOpen)
+    }
+    socket.once('connect', end(true)).once('error', end(false))
+  })
 
 /** Starts a server with an empty database `muster`. */
 export async function startCluster(bin: string): Promise<Cluster> {
