@@ -161,7 +161,7 @@ describe('files of a pair by Patroni', function () {
       const leader = leaderOf(await states()) as (typeof nodes)[number]
 
       let balancing = read('haproxy.cfg')
-        .replace('127.0.0.1:5000', `127.0.0.1:${balancer}`)
+        .replaceAll('127.0.0.1:5000', `127.0.0.1:${balancer}`)
         .replaceAll(/^ {2}(user|group) haproxy\n/gm, '')
       for (const { name, port, api } of nodes)
         balancing = balancing.replace(`${name}:5432 check port 8008`, `127.0.0.1:${port} check port ${api}`)

@@ -11,7 +11,11 @@ import { requireConnections } from '#core/db/connections.ts'
 import { cloneTemplate, quietPort, tcpUrl } from '../support/postgres.ts'
 import { startProcess } from '../support/processes.ts'
 
-const PGBOUNCER = ['/usr/sbin/pgbouncer', '/usr/bin/pgbouncer', '/usr/local/bin/pgbouncer'].find(fs.existsSync)
+const PGBOUNCER =
+  process.env.PGBOUNCER_BIN ||
+  [...(process.env.PATH ?? '').split(path.delimiter), '/usr/sbin', '/usr/local/sbin']
+    .map(directory => path.join(directory, 'pgbouncer'))
+    .find(fs.existsSync)
 /** What the pooler drops of the settings of a session. */
 const SETTINGS = { timezone: 'UTC', statement_timeout: '60s', idle_in_transaction_session_timeout: '60s' }
 const NOBODY = 65_534
@@ -24,7 +28,10 @@ describe('connections through PgBouncer', function () {
   const started: ChildProcess[] = []
 
   before(async function () {
-    if (!PGBOUNCER) this.skip()
+    if (!PGBOUNCER) {
+      console.log('pooler: skipped, no pgbouncer on the PATH or in PGBOUNCER_BIN')
+      this.skip()
+    }
     database = await cloneTemplate()
     dir = fs.mkdtempSync(path.join(tmpdir(), 'muster-pgbouncer-'))
     fs.chmodSync(dir, 0o755)

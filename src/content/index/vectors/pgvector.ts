@@ -3,6 +3,7 @@ import { ConfigError } from '#core/base/config.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
 import { withStatementLimit } from '#core/db/pg-client.ts'
+import { openPool } from '#core/db/pool.ts'
 import { type Queryable, rawFragment, sql, voidStatement } from '#core/db/sql.ts'
 import { entityMailbox } from '#core/queues/queue.ts'
 import { handler, schedule } from '#core/work/handler.ts'
@@ -72,36 +73,44 @@ const findIndexState = (db: Queryable, spaceId: number): Promise<boolean | null>
  * aborted build and the indexes of spaces without vectors. Returns whether an index was built.
  */
 export async function buildVectorIndex(services: Services): Promise<boolean> {
-  const { config, log, pool } = services
+  const { config, pool } = services
   if (config.KNOWLEDGE_VECTOR_INDEX === 'scan' || !isNewEnough(await findVersion(pool))) return false
   const space = await currentSpace(services)
   if (!space) return false
-  return withStatementLimit(Number.POSITIVE_INFINITY, () =>
-    pool.connect(async connection => {
-      // A build has no time limit and cannot run in a transaction, which would scope the setting.
-      await connection.query(voidStatement`set statement_timeout = 0`)
-      try {
-        await dropUnusedIndexes(connection, space.id)
-        const state = await findIndexState(connection, space.id)
-        if (state === true) return false
-        if (state === false) {
-          if (await isBuilding(connection)) return false
-          await connection.query(
-            voidStatement`drop index concurrently if exists ${sql.identifier([indexName(space.id)])}`,
-          )
+  // A build has no time limit and cannot run in a transaction, which would scope the setting. A pooler would leave it to others.
+  const isPooled = config.DATABASE_LISTEN_URL !== config.DATABASE_URL
+  const sessions = isPooled ? await openPool({ databaseUrl: config.DATABASE_LISTEN_URL, connections: 1 }) : pool
+  try {
+    return await withStatementLimit(Number.POSITIVE_INFINITY, () =>
+      sessions.connect(async connection => {
+        await connection.query(voidStatement`set statement_timeout = 0`)
+        try {
+          return await buildMissing(services, connection, space)
+        } finally {
+          await connection.query(voidStatement`reset statement_timeout`)
         }
-        const started = performance.now()
-        await connection.query(voidStatement`
-        create index concurrently ${sql.identifier([indexName(space.id)])} on knowledge_vectors
-        using hnsw ((code::${bitType(space.dimensions)}) bit_hamming_ops) where space_id = ${rawFragment(String(space.id))}`)
-        indexStates(services).delete(space.id)
-        log.info({ space: space.id, ms: Math.round(performance.now() - started) }, 'vector index built')
-        return true
-      } finally {
-        await connection.query(voidStatement`reset statement_timeout`)
-      }
-    }),
-  )
+      }),
+    )
+  } finally {
+    if (isPooled) await sessions.end()
+  }
+}
+
+async function buildMissing(services: Services, connection: Queryable, space: Space): Promise<boolean> {
+  await dropUnusedIndexes(connection, space.id)
+  const state = await findIndexState(connection, space.id)
+  if (state === true) return false
+  if (state === false) {
+    if (await isBuilding(connection)) return false
+    await connection.query(voidStatement`drop index concurrently if exists ${sql.identifier([indexName(space.id)])}`)
+  }
+  const started = performance.now()
+  await connection.query(voidStatement`
+    create index concurrently ${sql.identifier([indexName(space.id)])} on knowledge_vectors
+    using hnsw ((code::${bitType(space.dimensions)}) bit_hamming_ops) where space_id = ${rawFragment(String(space.id))}`)
+  indexStates(services).delete(space.id)
+  services.log.info({ space: space.id, ms: Math.round(performance.now() - started) }, 'vector index built')
+  return true
 }
 
 /** Whether an index is being built, for example by a worker whose claim has expired. */
