@@ -10,7 +10,7 @@ import { parse } from 'yaml'
 import { parseDatabaseUrl } from '#core/db/database-url.ts'
 import { inTransaction, openPool, type Pool } from '#core/db/pool.ts'
 import { rawQuery } from '#core/db/sql.ts'
-import { findServer } from '#local/drills/cluster.ts'
+import { findServer, killServer } from '#local/drills/cluster.ts'
 import { eventually } from '../support/app.ts'
 import { quietPort } from '../support/postgres.ts'
 import { root } from '../support/processes.ts'
@@ -182,7 +182,7 @@ describe('files of a pair by Patroni', function () {
         await pools[0].query(rawQuery(`select pg_create_logical_replication_slot('muster_absent', 'pgoutput')`))
         await failOver(pools, async () => {
           const pid = fs.readFileSync(path.join(directory, leader.name, 'postmaster.pid'), 'utf8').split('\n')[0]
-          process.kill(Number(pid), 'SIGKILL')
+          killServer(Number(pid))
         })
         await eventually(async () => isPair(await states()), { within: 120_000, what: 'the old primary as standby' })
         assert.notEqual(leaderOf(await states())?.name, leader.name)
@@ -191,7 +191,7 @@ describe('files of a pair by Patroni', function () {
       }
     })
 
-    /** Writes by all pools until each of them writes after the failover, and compares what was acknowledged. */
+    /** Writes by all pools until each of them writes after the failover, and compares the acknowledged writes. */
     async function failOver(pools: readonly Pool[], kill: () => Promise<void>): Promise<void> {
       const acknowledged: number[][] = pools.map(() => [])
       let next = 0

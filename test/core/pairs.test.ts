@@ -24,7 +24,7 @@ const ACKNOWLEDGED = 10_000
 /** Time after the promotion of the standby in which the service is back. */
 const BACK_MS = 10_000
 
-/** Whether this machine has the programs; the sentence says what is missing. */
+/** Whether this machine has the programs; the sentence names the missing ones. */
 function hasPrograms(): boolean {
   try {
     findServer(PAIR_PROGRAMS)
@@ -212,7 +212,7 @@ describe('pairs of servers', function () {
     }
   })
 
-  it('are left at a standby whose name leads to the primary by now', async () => {
+  it('are left at a standby whose name leads to the primary since', async () => {
     const { primary, standby } = pair
     const name = await startMovingName(standby.port)
     const connections = await openConnections(url([name.port]))

@@ -37,7 +37,7 @@ export const leasesLost = new Counter({
 
 export const databaseConnectionsEnded = new Counter({
   name: 'muster_database_connections_ended_total',
-  help: 'Database connections that this process ended: unresponsive server, dead or lost connection, statement over its limit',
+  help: 'Database connections that this process ended: unresponsive server, dead or lost connection, statement over its limit, read-only server',
   labelNames: ['reason'],
   registers,
 })

@@ -2,6 +2,7 @@ import { AsyncLocalStorage } from 'node:async_hooks'
 import type { EventEmitter } from 'node:events'
 import { connect } from 'node:net'
 import pg from 'pg'
+import { databaseConnectionsEnded } from '../base/metrics.ts'
 import { preparedPlanFor } from './commit-piggyback.ts'
 import { DatabaseUnresponsiveError, markDriverError, sqlStateOf } from './database-errors.ts'
 import { addressOf, type DatabaseUrl, hostOf, parseDatabaseUrl, type SessionTarget } from './database-url.ts'
@@ -190,6 +191,7 @@ export class DatabaseClient extends pg.Client {
   leave(error: Error): void {
     if (this.leaving) return
     this.leaving = error
+    databaseConnectionsEnded.inc({ reason: 'read_only' })
     if (this.onLeave) {
       this.onLeave()
       return
@@ -206,7 +208,7 @@ export class DatabaseClient extends pg.Client {
   /**
    * Leaves a server that became read-only, with all connections to its database: each would fail a later write, and a
    * listening one would receive no notifications. A new connection goes to another host of the URL, or to where the
-   * only host leads by now.
+   * only host leads then.
    */
   #leaveServer(error: Error): void {
     failedAt.set(hostOf(this.#url), performance.now())

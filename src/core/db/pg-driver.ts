@@ -123,7 +123,7 @@ export const databaseDriver = (config: pg.ClientConfig) =>
           isAcquired = false
           if (client.leaving) endIfUnused()
         })
-        /** Opens another connection in place of one that leaves its server. */
+        /** Opens another connection in place of a connection that leaves its server. */
         const replace = async (): Promise<void> => {
           const previous = client
           client = open()

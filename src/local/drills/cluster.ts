@@ -1,3 +1,4 @@
+import { spawnSync } from 'node:child_process'
 import fs from 'node:fs'
 import { connect } from 'node:net'
 import path from 'node:path'
@@ -89,9 +90,9 @@ export class Cluster {
     return this.#control(['stop', '--mode=immediate'])
   }
 
-  /** Kills the server by SIGKILL. Its other processes end by themselves. */
+  /** Kills all processes of the server by SIGKILL. */
   async kill(): Promise<void> {
-    process.kill(this.#pid() as number, 'SIGKILL')
+    killServer(this.#pid() as number)
     await waitUntilNone('end of the server', async () => ((await isListening(this.port)) ? 1 : 0), { pauseMs: 20 })
   }
 
@@ -139,6 +140,17 @@ export class Cluster {
       // It was killed.
     }
   }
+}
+
+/** Kills a server, and its other processes: one of them may wait for another that has ended, and would never end itself. */
+export function killServer(pid: number): void {
+  const { stdout } = spawnSync('pgrep', ['-P', String(pid)], { encoding: 'utf8' })
+  for (const each of [pid, ...stdout.split('\n').filter(Boolean).map(Number)])
+    try {
+      process.kill(each, 'SIGKILL')
+    } catch {
+      // It has ended.
+    }
 }
 
 const isListening = (port: number): Promise<boolean> =>
