@@ -5,7 +5,7 @@ create table cell_moves (
   cell text primary key references cells (name),
   url text not null,
   state text not null check (state in ('open', 'closed')),
-  -- Schemas of tables and queues at the source, and what is appended to their names once it refuses writes.
+  -- Schemas of tables and queues at the source, and the suffix of their names once it refuses writes.
   tables_schema text not null,
   queues_schema text not null,
   fence text not null,

@@ -21,7 +21,7 @@ const commandFor =
   async (args: string[], env: Record<string, string> = {}) =>
     run('bin/muster.mjs', ['cells', ...args], { ...testEnvironment(cells.home), ...cells.env, ...env })
 
-async function withSession<T>(databaseUrl: string, work: (session: DatabaseClient) => Promise<T>): Promise<T> {
+async function withSession(databaseUrl: string, work: (session: DatabaseClient) => Promise<any>): Promise<any> {
   const session = new DatabaseClient({ connectionString: databaseUrl })
   await session.connect()
   try {
@@ -106,7 +106,7 @@ async function newSessions(key: Client, doubleUrl: string, count: number): Promi
   )
 }
 
-/** Writes to a database past the processes, as one that does not know of a move, until it is refused. */
+/** Writes to a database like a process that has missed a move, until a write is refused. */
 async function startStray(databaseUrl: string) {
   const session = new DatabaseClient({ connectionString: databaseUrl })
   session.on('error', () => {})

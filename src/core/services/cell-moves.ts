@@ -38,7 +38,7 @@ export type CellMove = {
   url: string
   state: 'open' | 'closed'
   source: CellSchemas
-  /** What is appended to the names of the schemas at the source when it refuses writes. */
+  /** Suffix of the schemas at the source once it refuses writes. */
   fence: string
   layout: TargetLayout
 }

@@ -82,7 +82,7 @@ export type Cell = CellIdentity & {
  */
 export type Serving = { drain(mostMs?: number): Promise<unknown> | undefined; end(): Promise<unknown> }
 
-/** Time that running work has before it is aborted in a cell that is moved, and another one that it has to end then. */
+/** Time that running work has before it is aborted in a cell that is moved, and time that the abort has. */
 const MOVE_GRACE_MS = 500
 const MOVE_ABORT_MS = 1500
 

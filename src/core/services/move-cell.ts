@@ -46,7 +46,7 @@ import {
 
 /**
  * Moves a cell to another database while it is in use. Logical replication brings its rows there. Once the target is less than a
- * second behind, the state of the cell becomes `moving`: processes close it, and hold its requests. Then the schemas of the source
+ * second late, the state of the cell becomes `moving`: processes close it, and hold its requests. Then the schemas of the source
  * are renamed in one transaction that waits for the running writes (the fence), so that no process can write there. When the target
  * has replayed the log up to the fence, the directory gets its URL, and processes open the cell there.
  *
@@ -93,7 +93,7 @@ const REPORT_MS = 5000
 /** Lag of the target below which the source stops. */
 const MOST_LAG_MS = 1000
 
-/** Failures of the replication after which it is given up. */
+/** Failures of the replication after which it ends. */
 const MAX_FAILURES = 3
 
 /** Time that processes have to close the cell. They read the directory every five seconds if a notification is lost. */
@@ -348,7 +348,7 @@ async function replicate({ move, source, target, replica, cell, report }: Moving
   report(`copying ${published.length} tables to ${addressOf(move.url)}`)
 }
 
-/** Waits until all tables are copied and the target is less than a second behind. */
+/** Waits until all tables are copied and the target is less than a second late. */
 async function untilClose(moving: Moving): Promise<void> {
   const { target, source, replica, report } = moving
   let reportedAt = performance.now()
@@ -364,7 +364,7 @@ async function untilClose(moving: Moving): Promise<void> {
     if (pending === 0 && (await untilReplayed(moving, await positionOf(source), MOST_LAG_MS))) return
     if (performance.now() - reportedAt > REPORT_MS) {
       reportedAt = performance.now()
-      report(`${total - pending} of ${total} tables are copied, the target is ${await lagOf(moving)} bytes behind`)
+      report(`${total - pending} of ${total} tables are copied, the target lacks ${await lagOf(moving)} bytes of the log`)
     }
     await sleep(POLL_MS)
   }
@@ -473,7 +473,7 @@ async function fence(moving: Moving, homeSession: DatabaseClient, tables: readon
     await inTransactionOf(source, async () => {
       await source.query(`set local statement_timeout = ${STATEMENT_MS}`)
       await source.query('set local synchronous_commit = on')
-      // The triggers at home write to the cell: first, as a write at home has its lock before those of the cell.
+      // The triggers at home write to the cell: first, as a write at home locks its table before the tables of the cell.
       if (isAtHome) await inSchema(source, homeSchema, () => dropTriggers(source, move.source.tables))
       await source.query(`lock table ${tables.map(qualified).join(', ')} in share mode`)
       for (const { name } of subscriptions) await source.query(`alter subscription ${name} disable`)
@@ -515,7 +515,7 @@ async function switchOver(moving: Moving, homeSession: DatabaseClient, since: nu
   if (await hasSubscription(target, replica)) {
     // The target has all changes: the subscription is dropped only after them.
     const last = await positionOf(source)
-    while (!(await untilReplayed(moving, last, REPORT_MS))) report(`the target is ${await lagOf(moving)} bytes behind`)
+    while (!(await untilReplayed(moving, last, REPORT_MS))) report(`the target lacks ${await lagOf(moving)} bytes of the log`)
     await dropSubscription(target, replica)
     await injectFault(home, 'move_replayed')
   }
@@ -539,7 +539,7 @@ async function switchOver(moving: Moving, homeSession: DatabaseClient, since: nu
     )
   })
   await injectFault(home, 'move_completed')
-  // From here the target has the rights of home: what was revoked meanwhile, is.
+  // From here the target has the rights of home, without those revoked meanwhile.
   await dropSubscriptions(source, await publicationOf(homeSession))
   await makeCopies(home, homeSession, { ...cell, url: move.url })
   await injectFault(home, 'move_copied')

@@ -8,7 +8,7 @@ import { rowsOf } from './replication.ts'
  * tables of the target are in the schemas of the source until the source refuses writes.
  */
 
-/** A table; `columns` describes its columns, so that those of two databases can be compared. */
+/** A table; `columns` describes its columns, so that two databases can be compared. */
 export type CellTable = { schema: string; name: string; columns: string; isPartitioned: boolean; isLogged: boolean }
 
 /** Returns the name of a table or sequence for statements. */
@@ -20,7 +20,8 @@ export async function listTables(client: DatabaseClient, schemas: readonly strin
     client,
     `select n.nspname::text as schema, c.relname::text as name, c.relkind = 'p' as is_partitioned,
        c.relpersistence = 'p' as is_logged,
-       (select string_agg(concat_ws(' ', attname, format_type(atttypid, atttypmod), attgenerated), ', ' order by attname)
+       (select string_agg(concat_ws(' ', attname, regexp_replace(format_type(atttypid, atttypmod), '^[a-z_0-9]+[.]', ''), attgenerated),
+          ', ' order by attname)
         from pg_attribute where attrelid = c.oid and attnum > 0 and not attisdropped) as columns
      from pg_class c join pg_namespace n on n.oid = c.relnamespace
      where n.nspname = any ($1) and c.relkind in ('r', 'p')
@@ -47,7 +48,7 @@ export async function schemasOf(client: DatabaseClient): Promise<CellSchemas> {
   return { tables, queues }
 }
 
-/** Returns what keeps the tables of a source from being replicated to those of a target, as sentences. */
+/** Returns what keeps the tables of a source from being replicated to a target, as sentences. */
 export function findMismatches(source: readonly CellTable[], target: readonly CellTable[]): string[] {
   const there = new Map(target.map(table => [table.name, table]))
   return source.flatMap(({ name, columns, isLogged }) => {
