@@ -78,19 +78,23 @@ export async function requireEmpty(home: Home, target: Pool, name: string): Prom
       and not exists (select from pg_depend d where d.objid = c.oid and d.deptype = 'e')`)
   if (tables === 0) return
   if (!migrated) throw new CellRefusal('the database has tables of another program')
-  const own = (await hasTable(target)) ? await target.any(ownRow`select name, url from cells`) : []
+  const own = (await hasTable(target, 'cells')) ? await target.any(ownRow`select name, url from cells`) : []
   for (const row of own) {
     const isOurs = home.secrets.open(row.url, sealedForCell(row.name)).ok
     if (isOurs && row.name === name) return
     throw new CellRefusal(isOurs ? `cell ${row.name} uses the database` : 'the database belongs to another deployment')
   }
-  const isUsed = await target.oneFirst(condition`
-    select exists (select from users) or exists (select from projects) or exists (select from worker_heartbeats) as holds`)
-  if (isUsed) throw new CellRefusal('the database belongs to another deployment')
+  // An interrupted migration has created some of the tables.
+  for (const table of ['users', 'projects', 'worker_heartbeats'])
+    if (
+      (await hasTable(target, table)) &&
+      (await target.oneFirst(condition`select exists (select from ${sql.identifier([table])}) as holds`))
+    )
+      throw new CellRefusal('the database belongs to another deployment')
 }
 
-const hasTable = (db: Queryable): Promise<boolean> =>
-  db.oneFirst(condition`select to_regclass('cells') is not null as holds`)
+const hasTable = (db: Queryable, name: string): Promise<boolean> =>
+  db.oneFirst(condition`select to_regclass(${name}) is not null as holds`)
 
 /** Whether two pools are connected to the same schema: advisory locks are of a database of a server. */
 export function isSameSchema(one: Pool, other: Pool): Promise<boolean> {

@@ -364,7 +364,9 @@ async function untilClose(moving: Moving): Promise<void> {
     if (pending === 0 && (await untilReplayed(moving, await positionOf(source), MOST_LAG_MS))) return
     if (performance.now() - reportedAt > REPORT_MS) {
       reportedAt = performance.now()
-      report(`${total - pending} of ${total} tables are copied, the target lacks ${await lagOf(moving)} bytes of the log`)
+      report(
+        `${total - pending} of ${total} tables are copied, the target lacks ${await lagOf(moving)} bytes of the log`,
+      )
     }
     await sleep(POLL_MS)
   }
@@ -515,7 +517,8 @@ async function switchOver(moving: Moving, homeSession: DatabaseClient, since: nu
   if (await hasSubscription(target, replica)) {
     // The target has all changes: the subscription is dropped only after them.
     const last = await positionOf(source)
-    while (!(await untilReplayed(moving, last, REPORT_MS))) report(`the target lacks ${await lagOf(moving)} bytes of the log`)
+    while (!(await untilReplayed(moving, last, REPORT_MS)))
+      report(`the target lacks ${await lagOf(moving)} bytes of the log`)
     await dropSubscription(target, replica)
     await injectFault(home, 'move_replayed')
   }
