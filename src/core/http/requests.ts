@@ -117,7 +117,7 @@ export class CallerResolver {
     const { cells } = this.#services
     if (!cells) return this.#services
     const ids = Object.values(req.params).flat().map(cellOfId)
-    return cells.holding(() => cells.numbered(cellOfToken(this.#bearer(req) ?? '') || (ids.find(Boolean) ?? 0)))
+    return cells.afterMoves(() => cells.numbered(cellOfToken(this.#bearer(req) ?? '') || (ids.find(Boolean) ?? 0)))
   }
 
   /** Returns the caller of the Authorization header; null without a valid credential. Raises CELL_UNAVAILABLE. */
@@ -136,7 +136,7 @@ export class CallerResolver {
     const itemId = String(req.params[param as string])
     let token: Promise<string | null> | undefined
     return async () => {
-      token ??= this.#holding(() => consume?.(this.#cellOf(cellOfId(itemId)), ticket, itemId) ?? null)
+      token ??= this.#afterMoves(() => consume?.(this.#cellOf(cellOfId(itemId)), ticket, itemId) ?? null)
       return this.#authenticate(await token, { ip: req.ip ?? null, origin: req.headers.origin, byTicket: true })
     }
   }
@@ -146,15 +146,15 @@ export class CallerResolver {
   }
 
   /** Runs work that finds the cell of a request, which waits while the cell is moved. */
-  async #holding<T>(work: () => T | Promise<T>): Promise<T> {
+  async #afterMoves<T>(work: () => T | Promise<T>): Promise<T> {
     const { cells } = this.#services
-    return cells ? cells.holding(work) : work()
+    return cells ? cells.afterMoves(work) : work()
   }
 
   async #authenticate(token: string | null, presented: PresentedCredential): Promise<Caller | null> {
     const authenticate = authentication.only()
     if (token === null || !authenticate) return null
-    return this.#holding(async () => {
+    return this.#afterMoves(async () => {
       const services = this.#cellOf(cellOfToken(token))
       try {
         return await authenticate(services, token, presented)

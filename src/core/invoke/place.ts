@@ -24,7 +24,7 @@ const AT_HOME: ReadonlySet<string> = new Set(['oauth_grant'])
 /** Opens the invocation of a call in its cell. */
 export const openPlaced = (services: Services, operation: Operation, call: Call): Invocation | Promise<Invocation> =>
   services.cells && !call.tx
-    ? services.cells.holding(() => place(services.cells as Cells, operation, call))
+    ? services.cells.afterMoves(() => place(services.cells as Cells, operation, call))
     : openInvocation(services, operation, call)
 
 async function place(cells: Cells, operation: Operation, call: Call): Promise<Invocation> {

@@ -232,7 +232,7 @@ export class Cells {
   }
 
   /** Runs work that finds the cell of a request: again after the move of a cell, for which it waits at most HOLD_MS. */
-  async holding<T>(work: () => T | Promise<T>): Promise<T> {
+  async afterMoves<T>(work: () => T | Promise<T>): Promise<T> {
     const deadline = performance.now() + HOLD_MS
     for (;;) {
       try {
