@@ -87,7 +87,7 @@ async function followTasks(
     const record = recordOfTaskId(services, taskId, caller)
     return {
       taskId,
-      revision: record === null ? undefined : await revisions(servicesOfId(services, record)).add(record),
+      revision: record === null ? undefined : await revisions(await servicesOfId(services, record)).add(record),
     }
   }
   const readTask = async (taskId: string): Promise<void> => {

@@ -40,7 +40,7 @@ export const isHidden = (error: unknown): boolean =>
 /** Returns the long work of a record; null if it is hidden from the caller or deleted. */
 export async function readTaskState(session: McpClientSession, recordId: string): Promise<SeenTask | null> {
   const { caller } = session
-  const services = servicesOfId(session.services, recordId)
+  const services = await servicesOfId(session.services, recordId)
   const work = longWorkOf(recordId)
   const args = await work?.args(recordId, services)
   if (!work || !args) return null
@@ -138,7 +138,8 @@ async function readTaskWork(session: McpClientSession, record: string): Promise<
   const seen = await readTaskState(session, record)
   if (seen) return seen
   const kind = kinds.get((longWorkOf(record) as LongWork).kind)
-  return (await kind.find(servicesOfId(session.services, record).pool, record)) ? refuseUnknownTask() : null
+  const { pool } = await servicesOfId(session.services, record)
+  return (await kind.find(pool, record)) ? refuseUnknownTask() : null
 }
 
 /** Handles `tasks/get`. */

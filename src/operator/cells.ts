@@ -27,7 +27,7 @@ import { CommandError, describeError, print, printChecks, printJson, printProgre
 type Options = { data: string; json?: boolean }
 
 /** Runs a command on the directory of the deployment. Its refusals are errors of the command. */
-const onDirectory = (data: string, work: (home: OpenServices) => Promise<void>): Promise<void> =>
+export const onDirectory = (data: string, work: (home: OpenServices) => Promise<void>): Promise<void> =>
   withServices(data, async home => {
     const { status } = await checkMigrations(home.pool)
     if (status === 'fail') throw new CommandError('the database of home is not migrated', 'Run muster migrate.')

@@ -156,6 +156,7 @@ function addCellCommands(muster: Command): void {
         ['CELL_URL=postgres://... muster cells move two', 'to an empty database, in use'],
         ['muster cells check', 'exits 1 if a check fails'],
         ['muster cells remove two', 'after the loss of its server'],
+        ['muster cells projects move proj_... --to two', 'while it is in use'],
       ),
     )
   const command = (name: string, description: string) =>
@@ -187,6 +188,17 @@ function addCellCommands(muster: Command): void {
     .argument('<name>')
     .option('--force', 'also if it answers and has projects')
     .action(async (name, options) => (await import('./cells.ts')).removeCommand(name, options))
+  const projects = command('projects', 'list the projects of the cells, with what has been counted of them')
+    .argument('[name]', 'only of this cell')
+    .action(async (name, options) => (await import('./cells-projects.ts')).projectsCommand(name, options))
+  projects
+    .command('move')
+    .description('move a project to another cell; can be repeated after a failure')
+    .argument('<project>', 'ID of the project')
+    .requiredOption('--to <name>', 'cell that gets it; its cell of before ends a move that has taken nothing yet')
+    .addOption(dataOption())
+    .option('--json', 'print the result as JSON')
+    .action(async (id, _options, self) => (await import('./cells-projects.ts')).moveCommand(id, self.optsWithGlobals()))
 }
 
 function addReprocessCommands(muster: Command): void {

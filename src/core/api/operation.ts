@@ -305,7 +305,7 @@ export type Operation = {
   /** Whether it is a read, whatever its method: it has no transaction, and is audited only if reads are audited. */
   reads: boolean
   /** Refuses a caller before any lookup. */
-  admit?: (caller: Caller, params: Record<string, string>) => void
+  admit?: (caller: Caller, params: Record<string, string>, services: Services) => void | Promise<void>
   /** Whether the response contains a secret: its stored response is sealed. */
   secretAnswer: boolean
   /** Whether it is excluded from platform tools, and from MCP tools unless `mcp` is set. */

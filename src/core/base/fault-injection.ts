@@ -72,6 +72,10 @@ export type FaultPoint =
   | 'move_replayed'
   | 'move_completed'
   | 'move_copied'
+  | 'move_taking'
+  | 'move_staged'
+  | 'move_taken'
+  | 'move_placed'
 
 /**
  * Injects a fault for tests: FAULT_POINTS=`point=kill` ends the process like a crash, `point=kill:<n>` when the point

@@ -93,6 +93,11 @@ export function withCell(secret: string): string {
   return cell ? `${ALPHABET[cell >> 5]}${ALPHABET[cell & 31]}${secret}` : secret
 }
 
+const ANY_TOKEN = /^[a-z]+_[\w-]{43,45}$/
+
+/** Whether a text has the form of tokens that may contain the number of a cell. */
+export const isToken = (text: string): boolean => ANY_TOKEN.test(text)
+
 const TOKEN = /^[a-z]+_([0-9a-hjkmnp-tv-z]{2})[\w-]{43}$/
 
 /** Returns the number of the cell that made a token; 0, for the first cell, if it has none. */

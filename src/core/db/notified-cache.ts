@@ -104,6 +104,11 @@ export class NotifiedCache<V extends {}> {
   }
 }
 
+/** Clears all caches of this process. */
+export function clearNotifiedCaches(): void {
+  for (const caches of openCaches.values()) for (const cache of caches) cache.clear()
+}
+
 /**
  * Invalidates a key in the caches of a channel: in other processes with the commit, in this one before the response.
  */

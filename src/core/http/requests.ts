@@ -5,13 +5,15 @@ import type { Call, RequestFacts } from '../api/call.ts'
 import type { Operation } from '../api/operation.ts'
 import { RequestCount } from '../api/request-count.ts'
 import { timeIn } from '../base/clock.ts'
-import { cellOfId, cellOfToken } from '../base/ids.ts'
+import { AppError } from '../base/errors.ts'
+import { cellOfToken, isToken } from '../base/ids.ts'
 import type { Services } from '../base/services.ts'
 import type { Span, SpanStart } from '../base/telemetry.ts'
 import { ATTRIBUTE, MUSTER } from '../base/telemetry-names.ts'
 import type { Caller } from '../iam/caller.ts'
 import { authentication, type PresentedCredential, type Proof } from '../invoke/hooks.ts'
 import { toRefusal } from '../invoke/refusal-mapping.ts'
+import { type Cells, requireCell, servicesOfId } from '../services/cells.ts'
 import { CLIENT_GONE } from './body.ts'
 
 /** A request with the fields set by the first middleware. */
@@ -113,11 +115,17 @@ export class CallerResolver {
   }
 
   /** Returns the services of the cell of a request outside the operations: by its credential or its path, the first otherwise. */
-  servicesOf(req: Request): Services | Promise<Services> {
+  async servicesOf(req: Request): Promise<Services> {
     const { cells } = this.#services
     if (!cells) return this.#services
-    const ids = Object.values(req.params).flat().map(cellOfId)
-    return cells.afterMoves(() => cells.numbered(cellOfToken(this.#bearer(req) ?? '') || (ids.find(Boolean) ?? 0)))
+    const token = this.#bearer(req) ?? ''
+    const number = cellOfToken(token)
+    if (isToken(token) && cells.sharing(number).length > 1) {
+      const caller = await this.resolve(req)
+      if (caller?.project_id) return cells.ofProject(caller.project_id)
+    }
+    const ids = Object.values(req.params).flat()
+    return cells.afterMoves(() => (number === 0 ? cells.holding(ids) : cells.numbered(number)))
   }
 
   /** Returns the caller of the Authorization header; null without a valid credential. Raises CELL_UNAVAILABLE. */
@@ -136,13 +144,37 @@ export class CallerResolver {
     const itemId = String(req.params[param as string])
     let token: Promise<string | null> | undefined
     return async () => {
-      token ??= this.#afterMoves(() => consume?.(this.#cellOf(cellOfId(itemId)), ticket, itemId) ?? null)
+      token ??= this.#afterMoves(async () =>
+        consume ? consume(await servicesOfId(this.#services, itemId), ticket, itemId) : null,
+      )
       return this.#authenticate(await token, { ip: req.ip ?? null, origin: req.headers.origin, byTicket: true })
     }
   }
 
-  #cellOf(number: number): Services {
-    return this.#services.cells?.numbered(number) ?? this.#services
+  async #authenticate(token: string | null, presented: PresentedCredential): Promise<Caller | null> {
+    if (token === null) return null
+    const { cells } = this.#services
+    return cells && isToken(token)
+      ? cells.afterMoves(() => this.#authenticateInCells(cells, token, presented))
+      : this.#authenticateIn(cells?.home ?? this.#services, token, presented)
+  }
+
+  /** Authenticates a token whose project may have left the cell that made it. Raises CELL_UNAVAILABLE. */
+  async #authenticateInCells(cells: Cells, token: string, presented: PresentedCredential): Promise<Caller | null> {
+    const number = cellOfToken(token)
+    let missing: unknown
+    for (const [index, cell] of cells.sharing(number).entries())
+      try {
+        const caller = await this.#authenticateIn(requireCell(cell), token, presented)
+        // Only keys of projects move: other cells have copies of those without, which may be late.
+        if (caller && (index === 0 || caller.project_id !== null)) return caller
+      } catch (error) {
+        if (!(error instanceof AppError) || error.code !== 'CELL_UNAVAILABLE') throw error
+        missing ??= error
+      }
+    if (missing) throw missing
+    cells.requireSettled(number)
+    return null
   }
 
   /** Runs work that finds the cell of a request, which waits while the cell is moved. */
@@ -151,17 +183,14 @@ export class CallerResolver {
     return cells ? cells.afterMoves(work) : work()
   }
 
-  async #authenticate(token: string | null, presented: PresentedCredential): Promise<Caller | null> {
+  async #authenticateIn(services: Services, token: string, presented: PresentedCredential): Promise<Caller | null> {
     const authenticate = authentication.only()
-    if (token === null || !authenticate) return null
-    return this.#afterMoves(async () => {
-      const services = this.#cellOf(cellOfToken(token))
-      try {
-        return await authenticate(services, token, presented)
-      } catch (error) {
-        throw toRefusal(error, services) ?? error
-      }
-    })
+    if (!authenticate) return null
+    try {
+      return await authenticate(services, token, presented)
+    } catch (error) {
+      throw toRefusal(error, services) ?? error
+    }
   }
 }
 

@@ -47,13 +47,13 @@ export async function authorize(inv: Invocation, caller: Caller): Promise<void> 
     audit.resource_srn = operation.kind ? targetName({ kind, project_id: caller.project_id }) : null
     // Ownership by the user does not extend the consent of an OAuth token.
     if (!grantsAllow(caller, action)) raiseForbidden(caller, action)
-    operation.admit?.(caller, inv.call.params)
+    await operation.admit?.(caller, inv.call.params, inv.services)
     if (operation.shape === 'item') await loadItem(inv, caller)
     const verdict = operation.decide?.(caller, inv.resource, inv.call.surface) ?? 'allow'
     if (verdict !== 'allow') raiseForbidden(null, action)
     return
   }
-  operation.admit?.(caller, inv.call.params)
+  await operation.admit?.(caller, inv.call.params, inv.services)
   if (operation.gate === 'admin') return authorizeAdmin(inv, caller, action, operation.kind)
   if (operation.shape === 'item') return authorizeItem(inv, caller, action, kind)
   if (operation.shape === 'create') return authorizeCreate(inv, caller, action, kind)

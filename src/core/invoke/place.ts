@@ -3,7 +3,7 @@ import { isAcross } from '../api/across.ts'
 import { type Call, identifyOnce } from '../api/call.ts'
 import type { Operation } from '../api/operation.ts'
 import { raiseInvalid } from '../base/errors.ts'
-import { cellOfId, cellOfToken, isId } from '../base/ids.ts'
+import { isId } from '../base/ids.ts'
 import type { Services } from '../base/services.ts'
 import { sql } from '../db/sql.ts'
 import { isAdmin } from '../iam/caller.ts'
@@ -14,8 +14,9 @@ import { peekProject } from './upload-project.ts'
 
 /**
  * Chooses the cell of a call in a deployment with several: by the project of the credential or of the request, or by the IDs in
- * it, which contain the number of the cell that made them. Users, policies and OAuth are in the first cell. A read that
- * declares how it goes `across` cells is read in all without a project. A call waits while its cell is moved.
+ * it, which contain the number of the cell that made them; it is queried for the item if projects have left it. Users, policies
+ * and OAuth are in the first cell. A read that declares how it goes `across` cells is read in all without a project. A call waits
+ * while its cell is moved.
  */
 
 /** Kinds with rows at home that have a project. */
@@ -29,7 +30,7 @@ export const openPlaced = (services: Services, operation: Operation, call: Call)
 
 async function place(cells: Cells, operation: Operation, call: Call): Promise<Invocation> {
   if (operation.gate === 'public' || (operation.pass && call.query.token !== undefined))
-    return openInvocation(byParams(cells, call), operation, call)
+    return openInvocation(await byParams(cells, call), operation, call)
   const caller = await call.identify()
   const known = caller ? { ...call, identify: identifyOnce(caller, call.identify) } : call
   const open = (services: Services) => openInvocation(services, operation, known)
@@ -40,14 +41,14 @@ async function place(cells: Cells, operation: Operation, call: Call): Promise<In
   if (param !== null && kind?.name === 'project') return open(cells.ofProject(call.params[param]))
   const isOfItem = Object.values(call.params).some(isId) && !isAcross(across)
   // A project in the request of an item may be a value that it gets, unless it uses the item of another project.
-  if (isOfItem && !operation.granted) return open(byParams(cells, call))
+  if (isOfItem && !operation.granted) return open(await byParams(cells, call))
   const body = (call.body ?? {}) as Record<string, unknown>
   const { project_id: requested } = call.query
   const inBody =
     operation.receive && call.upload && requested === undefined ? await peekProject(call.upload) : body.project_id
   const project = requested ?? inBody ?? null
   if (typeof project === 'string') return open(cells.ofProject(project))
-  if (isOfItem) return open(byParams(cells, call))
+  if (isOfItem) return open(await byParams(cells, call))
   if (shape === 'create' && kind?.name === 'project')
     return open(isAdmin(caller) ? await cellOfNewProject(cells, call, body.cell) : cells.home)
   if (isAcross(across)) {
@@ -57,29 +58,17 @@ async function place(cells: Cells, operation: Operation, call: Call): Promise<In
   if (across)
     raiseInvalid({ code: 'REQUIRED', path: 'project_id', message: 'is required in a deployment with several cells' })
   const { under } = operation
-  return open(byReferences(cells, under ? [body[under.field]] : [call.query, body].flatMap(valuesOf)))
+  return open(await cells.holding(under ? [body[under.field]] : [call.query, body].flatMap(valuesOf)))
 }
 
-/** Returns the cell of the first ID or token in the path that contains one. */
-const byParams = (cells: Cells, { params }: Call): Services =>
-  firstNumbered(cells, Object.values(params), id => cellOfId(id) || cellOfToken(id))
-
-/** Returns the cell of IDs, such as the ID of the parent of a new row. */
-const byReferences = (cells: Cells, values: readonly unknown[]): Services => firstNumbered(cells, values, cellOfId)
+/** Returns the cell of the first ID or token in the path. */
+const byParams = (cells: Cells, { params }: Call) => cells.holding(Object.values(params), { tokens: true })
 
 /** Returns the values of fields, and of the fields of objects in lists. */
 const valuesOf = (body: object): unknown[] =>
   Object.values(body)
     .flat()
     .flatMap(value => (typeof value === 'object' && value !== null ? Object.values(value) : value))
-
-function firstNumbered(cells: Cells, values: readonly unknown[], cellOf: (text: string) => number): Services {
-  for (const value of values) {
-    const number = typeof value === 'string' ? cellOf(value) : 0
-    if (number !== 0) return cells.numbered(number)
-  }
-  return cells.home
-}
 
 const rowCount = sql.type(z.strictObject({ rows: z.int() }))
 

@@ -99,3 +99,23 @@ async function inTime<T>(read: Promise<T>): Promise<{ value?: T; failure?: unkno
     }
   )
 }
+
+const CellProject = z.strictObject({
+  id: z.string(),
+  name: z.string(),
+  rows: z.int(),
+  bytes: z.int().nullable(),
+})
+
+/** A project of a cell, with what has been counted of it: its counted rows, and the bytes of its last storage snapshot. */
+export type CellProject = z.output<typeof CellProject>
+
+/** Lists the projects of a cell, those with the most rows first. */
+export const listCellProjects = (db: Queryable): Promise<readonly CellProject[]> =>
+  db.any(sql.type(CellProject)`
+    select p.id, p.name, coalesce(c.count, 0)::bigint as rows, s.bytes
+    from projects p
+    left join (select scope, sum(count) as count from row_count_shards group by scope) c on c.scope = p.id
+    left join lateral (
+      select bytes from storage_snapshots where project_id = p.id order by day desc limit 1) s on true
+    order by rows desc, p.id`)

@@ -1,17 +1,20 @@
 import { setTimeout as sleep } from 'node:timers/promises'
+import { LRUCache } from 'lru-cache'
 import { z } from 'zod'
 import { type CellIdentity, inCell } from '../base/current-cell.ts'
 import { AppError } from '../base/errors.ts'
 import { settledWithin } from '../base/event-loop.ts'
-import { cellOfId } from '../base/ids.ts'
+import { cellOfId, cellOfToken, isId, isToken } from '../base/ids.ts'
 import { exclusiveLoop } from '../base/loop.ts'
 import { processSingleton } from '../base/process-singleton.ts'
 import type { Services } from '../base/services.ts'
 import { addressOf } from '../db/database-url.ts'
+import { clearNotifiedCaches } from '../db/notified-cache.ts'
 import { sealedColumn } from '../db/sealed.ts'
 import { sql } from '../db/sql.ts'
 import { withoutTenant } from '../db/tenant-context.ts'
 import type { SealedFor } from '../secrets/secretbox.ts'
+import { findItem, findToken } from './held-items.ts'
 import { type OpenServices, openServices } from './lifecycle.ts'
 
 declare module '../base/services.ts' {
@@ -30,9 +33,9 @@ export const HOME: CellIdentity = { name: 'home', number: 0 }
 export const inCellOf = <T>({ cell }: Pick<Services, 'cell'>, work: () => T): T =>
   cell ? inCell(cell.number, work) : work()
 
-/** Returns the services of the cell that made an ID: these in a deployment without cells. Raises CELL_UNAVAILABLE. */
-export const servicesOfId = (services: Services, id: string): Services =>
-  services.cells?.numbered(cellOfId(id)) ?? services
+/** Returns the services of the cell that has an item: these in a deployment without cells. Raises CELL_UNAVAILABLE. */
+export const servicesOfId = (services: Services, id: string): Services | Promise<Services> =>
+  services.cells?.holding([id]) ?? services
 
 const CHANNEL = 'muster_cells'
 
@@ -66,7 +69,17 @@ export type CellRow = z.infer<typeof CellRow>
 export const readCells = async ({ pool }: Pick<Services, 'pool'>): Promise<readonly CellRow[]> =>
   pool.any(cellRow`select name, number, url, state from cells order by number`)
 
-const exception = sql.type(z.strictObject({ project_id: z.string(), cell: z.string().nullable() }))
+const Exception = z.strictObject({
+  project_id: z.string(),
+  cell: z.string().nullable(),
+  moving_to: z.string().nullable(),
+  numbers: z.array(z.int()),
+})
+
+const exception = sql.type(Exception)
+
+/** A project that is or has been in another cell than its ID says. */
+type Exception = z.output<typeof Exception>
 
 /** A cell of the deployment. */
 export type Cell = CellIdentity & {
@@ -114,6 +127,16 @@ type Opened = { url: string; services: OpenServices; serving: Serving | undefine
 export const unavailable = ({ name }: Pick<Cell, 'name'>, cause?: unknown): AppError =>
   new AppError('CELL_UNAVAILABLE', { cause, meta: { cell: name }, headers: { 'Retry-After': '5' } })
 
+const unavailableMove = ({ project_id, cell }: Exception): AppError =>
+  new AppError('CELL_UNAVAILABLE', {
+    message: `Project ${project_id} is being moved to another cell`,
+    meta: { cell: cell ?? HOME.name },
+    headers: { 'Retry-After': '5' },
+  })
+
+/** Positions of items that are kept until the directory changes. */
+const MAX_HELD = 10_000
+
 /**
  * The cells of a deployment and their services in this process. The directory is in the first cell; cells that it gains, loses or
  * moves are opened and closed without a restart, and a cell whose database does not answer is tried again.
@@ -131,7 +154,12 @@ export class Cells {
   readonly #moving = new Map<string, PromiseWithResolvers<void>>()
   readonly #refresh: () => Promise<void>
   #rows: readonly CellRow[] = []
-  #exceptions = new Map<string, string>()
+  #exceptions = new Map<string, Exception>()
+  /** Projects that have been in the cell of a number, with IDs of it, and are in another one. */
+  #elsewhere = new Map<number, Exception[]>()
+  /** Names of the cells that have items, by their IDs. */
+  #held = new LRUCache<string, string>({ max: MAX_HELD })
+  #exceptionsText = ''
   #timer: NodeJS.Timeout | undefined
   #unlisten: (() => void) | undefined
   #closing = false
@@ -204,12 +232,89 @@ export class Cells {
     return cell ? requireCell(cell) : this.home
   }
 
-  /** Returns the services of the cell in which a project is. Raises CELL_UNAVAILABLE. */
+  /** Returns the services of the cell in which a project is. Raises CELL_UNAVAILABLE, also while it is being moved. */
   ofProject(id: string): Services {
-    const name = this.#exceptions.get(id)
-    if (name === undefined) return this.numbered(cellOfId(id))
-    const cell = this.named(name)
-    return cell ? requireCell(cell) : this.home
+    const exception = this.#exceptions.get(id)
+    if (!exception) return this.numbered(cellOfId(id))
+    if (exception.moving_to !== null) throw unavailableMove(exception)
+    return this.#ofException(exception)
+  }
+
+  /**
+   * Returns the services of the cell that has an item, by the first of some values that is an ID or a token: of the cell that made
+   * it, unless a project of that cell has been moved. Then the cells are queried, once per item. Raises CELL_UNAVAILABLE.
+   */
+  holding(values: readonly unknown[], { tokens = false } = {}): Services | Promise<Services> {
+    const named = values
+      .filter(value => typeof value === 'string')
+      .filter(text => isId(text) || (tokens && isToken(text)))
+    const numberOf = (text: string) => cellOfId(text) || (tokens ? cellOfToken(text) : 0)
+    const first = named.find(text => numberOf(text) !== 0)
+    const considered = first === undefined ? named : [first]
+    if (!considered.some(text => this.#elsewhere.has(numberOf(text))))
+      return first === undefined ? this.home : this.numbered(numberOf(first))
+    return this.#find(considered, numberOf)
+  }
+
+  /** Returns the cells that may have the keys that the cell of a number made, this one first. */
+  sharing(number: number): Cell[] {
+    const own = this.all().find(each => each.number === number) ?? this.all()[0]
+    const others = (this.#elsewhere.get(number) ?? []).map(({ cell }) => this.named(cell ?? HOME.name))
+    const found = [own, ...others.filter(cell => cell !== undefined)]
+    return found.filter(({ name }, index) => found.findIndex(each => each.name === name) === index)
+  }
+
+  /** Raises CELL_UNAVAILABLE if something that the cell of a number made may belong to a project that is being moved. */
+  requireSettled(number: number): void {
+    const moving = this.#elsewhere.get(number)?.find(({ moving_to }) => moving_to !== null)
+    if (moving) throw unavailableMove(moving)
+  }
+
+  #ofException({ cell }: Exception): Services {
+    const found = cell === null ? undefined : this.named(cell)
+    return found ? requireCell(found) : this.home
+  }
+
+  /** Queries the cells for items until one is in a cell besides home. */
+  async #find(texts: readonly string[], numberOf: (text: string) => number): Promise<Services> {
+    let missing: unknown
+    for (const text of texts) {
+      const name = await this.#findCell(text, numberOf(text)).catch(error => {
+        missing ??= error
+      })
+      const cell = name === undefined ? undefined : this.named(name)
+      if (cell && (cell.number !== 0 || texts.length === 1)) return requireCell(cell)
+    }
+    if (missing) throw missing
+    return this.numbered(numberOf(texts[0]))
+  }
+
+  /** Returns the name of the cell that has an item; undefined if none has. Raises CELL_UNAVAILABLE. */
+  async #findCell(text: string, number: number): Promise<string | undefined> {
+    const held = this.#held
+    const known = held.get(text)
+    if (known !== undefined) return known
+    let missing: unknown
+    for (const cell of this.sharing(number))
+      try {
+        if (!(await this.#ask(cell, text))) continue
+        held.set(text, cell.name)
+        return cell.name
+      } catch (error) {
+        missing ??= error
+      }
+    if (missing) throw missing
+    this.requireSettled(number)
+    return undefined
+  }
+
+  /** Whether a cell has an item. Raises CELL_UNAVAILABLE if its project is being moved. */
+  async #ask(cell: Cell, text: string): Promise<boolean> {
+    const services = requireCell(cell)
+    const project = await (isId(text) ? findItem : findToken)(services, text)
+    const exception = typeof project === 'string' ? this.#exceptions.get(project) : undefined
+    if (exception && exception.moving_to !== null) throw unavailableMove(exception)
+    return project !== undefined
   }
 
   /** Stops new work in the cells and waits for the running, for the end of the process. */
@@ -271,10 +376,14 @@ export class Cells {
   async #read(): Promise<readonly Promise<void>[]> {
     const { pool } = this.home
     const [rows, exceptions] = await withoutTenant(() =>
-      Promise.all([readCells(this.home), pool.any(exception`select project_id, cell from project_cells`)]),
+      Promise.all([
+        readCells(this.home),
+        pool.any(exception`select project_id, cell, moving_to, numbers from project_cells`),
+      ]),
     )
-    this.#exceptions = new Map(exceptions.map(({ project_id, cell }) => [project_id, cell ?? HOME.name]))
+    this.#exceptions = new Map(exceptions.map(each => [each.project_id, each]))
     this.#rows = rows
+    this.#listElsewhere(exceptions)
     for (const { name, state } of rows)
       if (state === 'moving' && !this.#moving.has(name)) this.#moving.set(name, Promise.withResolvers())
     const names = new Set([...this.#opened.keys(), ...rows.map(({ name }) => name)])
@@ -300,6 +409,22 @@ export class Cells {
       }
       return
     }
+  }
+
+  #listElsewhere(exceptions: readonly Exception[]): void {
+    const numberOf = (name: string | null) => this.#rows.find(row => row.name === name)?.number ?? HOME.number
+    const elsewhere = new Map<number, Exception[]>()
+    for (const each of exceptions)
+      for (const number of each.numbers)
+        if (number !== numberOf(each.cell) || each.moving_to !== null)
+          elsewhere.set(number, [...(elsewhere.get(number) ?? []), each])
+    this.#elsewhere = elsewhere
+    const text = JSON.stringify(exceptions)
+    // Not cleared: a running query stores its answer in the former one.
+    if (text !== this.#exceptionsText) this.#held = new LRUCache({ max: MAX_HELD })
+    // A project that comes back to a cell has changed in the other.
+    if (text !== this.#exceptionsText && this.#exceptionsText !== '') clearNotifiedCaches()
+    this.#exceptionsText = text
   }
 
   async #reopen({ name, number, url }: CellRow): Promise<void> {

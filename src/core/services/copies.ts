@@ -298,6 +298,40 @@ async function catchesUp(source: DatabaseClient, slot: string): Promise<boolean>
   }
 }
 
+const REPLAY_MS = 30_000
+
+/**
+ * Waits until a cell has replayed the commits at home, false if it has not after thirty seconds. A cell in the database of home has
+ * them with the commit.
+ */
+export const untilReplayedBy = (
+  home: Pick<Services, 'config'>,
+  { name, number }: CellIdentity,
+  url: string,
+): Promise<boolean> =>
+  withoutTenant(() =>
+    atHome(home, async source => {
+      if (number === 0 || (await hasTriggers(source, schemaOfUrl(url)))) return true
+      const cell = { name }
+      const slot = await slotName(source, cell)
+      const [{ lsn }] = await rowsOf(source, 'select pg_current_wal_flush_lsn()::text as lsn')
+      for (
+        const deadline = performance.now() + REPLAY_MS;
+        performance.now() < deadline;
+        await sleep(CATCH_UP_POLL_MS)
+      ) {
+        const [row] = await rowsOf(
+          source,
+          `select coalesce(greatest(s.confirmed_flush_lsn, r.replay_lsn) >= $2::pg_lsn, false) as replayed
+           from pg_replication_slots s left join pg_stat_replication r on r.pid = s.active_pid where slot_name = $1`,
+          [slot, lsn],
+        )
+        if (row?.replayed) return true
+      }
+      return false
+    }),
+  )
+
 const sideOf = (client: DatabaseClient): Side => ({ client, enter: async () => {} })
 
 /** Tables whose copies in another database differ; null if the cell still replays commits. */

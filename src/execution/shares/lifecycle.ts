@@ -1,9 +1,9 @@
 import { isIdOf, type Kind, type KindRow, kinds, srn } from '#core/api/kind.ts'
 import type { Context } from '#core/api/operation.ts'
 import { systemClock } from '#core/base/clock.ts'
-import { currentCell } from '#core/base/current-cell.ts'
 import { raise, raiseInvalid, raiseInvalidValue } from '#core/base/errors.ts'
-import { cellOfId } from '#core/base/ids.ts'
+import type { Services } from '#core/base/services.ts'
+import { servicesOfId } from '#core/services/cells.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { notifyConsumers } from '../grants/share-activity.ts'
 import { ALL_PROJECTS, RESOURCE_KINDS, type ResourceKind, SHAREABLE } from '../grants/terms.ts'
@@ -102,12 +102,11 @@ export function granteeOf({ grant }: Pick<Context, 'grant'>): string {
 }
 
 /**
- * Refuses a share that another cell has made, which the cell of the grantee does not have.
+ * Refuses a share of another cell, which the cell of the grantee does not have.
  * @throws SHARE_ACROSS_CELLS
  */
-export function requireSameCell(shareId: string): void {
-  const cell = currentCell()
-  if (cell !== undefined && cellOfId(shareId) !== cell) raise('SHARE_ACROSS_CELLS')
+export async function requireSameCell(services: Services, shareId: string): Promise<void> {
+  if ((await servicesOfId(services, shareId)) !== services) raise('SHARE_ACROSS_CELLS')
 }
 
 /**

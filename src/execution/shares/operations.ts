@@ -200,7 +200,7 @@ export const shareOperations: Operation[] = [
     bodyOptional: true,
     answers: { 200: ShareAcceptance },
     raises: ['SHARE_ACROSS_CELLS', 'SHARE_REVOKED'],
-    admit: (_caller, { share_id }) => requireSameCell(share_id),
+    admit: (_caller, { share_id }, services) => requireSameCell(services, share_id),
     run: acceptShare,
   }),
   shares.action('suspend', {

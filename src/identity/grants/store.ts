@@ -231,13 +231,17 @@ export const recordGrantUse = (db: Queryable, ids: string[], now: Date) =>
     where id = any(${sql.array(ids, 'text')})
       and (last_used_at is null or last_used_at <= ${now.toISOString()}::timestamptz - interval '1 minute')`)
 
-const projectIdRow = sql.type(z.object({ project_id: z.string() }))
+const absentProject = sql.type(z.object({ id: z.string(), cell: z.string().nullable() }))
 
-/** Returns the projects of grants that are not in this database. Index oauth_grants_project. */
-export const listAbsentProjects = (db: Queryable): Promise<readonly string[]> =>
-  db.anyFirst(projectIdRow`
-    select distinct g.project_id from oauth_grants g
-    where g.project_id is not null and not exists (select from projects p where p.id = g.project_id)`)
+/**
+ * Returns the projects of grants that are not in this database, with the name of the cell to which they were moved; not those
+ * that are being moved. Index oauth_grants_project.
+ */
+export const listAbsentProjects = (db: Queryable): Promise<readonly { id: string; cell: string | null }[]> =>
+  db.any(absentProject`
+    select distinct g.project_id as id, c.cell from oauth_grants g left join project_cells c using (project_id)
+    where g.project_id is not null and c.moving_to is null
+      and not exists (select from projects p where p.id = g.project_id)`)
 
 /** Deletes the grants of a project and returns their number. Index oauth_grants_project. */
 export const deleteGrantsOfProject = async (db: Queryable, projectId: string): Promise<number> =>

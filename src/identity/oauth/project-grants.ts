@@ -1,5 +1,6 @@
 import type { Services } from '#core/base/services.ts'
 import { idStatement } from '#core/db/sql.ts'
+import { requireCell } from '#core/services/cells.ts'
 import { isolateFailures } from '#core/work/sweeps.ts'
 import { deleteGrantsOfProject, listAbsentProjects } from '../grants/store.ts'
 import { principalsChanged } from '../principals/principals.ts'
@@ -12,9 +13,11 @@ export async function sweepGrantsOfCells(services: Services): Promise<number> {
   const { cell, cells, pool } = services
   if (!cells || cell?.number !== 0) return 0
   let deleted = 0
-  for (const id of await listAbsentProjects(pool))
+  for (const { id, cell } of await listAbsentProjects(pool))
     await isolateFailures(services, { project_id: id }, async () => {
-      if (await cells.ofProject(id).pool.exists(idStatement`select id from projects where id = ${id}`)) return
+      const moved = cell === null ? undefined : cells.named(cell)
+      const { pool } = moved ? requireCell(moved) : cells.ofProject(id)
+      if (await pool.exists(idStatement`select id from projects where id = ${id}`)) return
       deleted += await services.write(tx => {
         principalsChanged(tx, `project:${id}`)
         return deleteGrantsOfProject(tx, id)

@@ -109,7 +109,7 @@ function withDocument(
 }
 
 /** Returns the services of the cell of a key. Users are in every cell. */
-const cellOfSubject = (services: Services, { key_id }: { key_id?: string }): Services =>
+const cellOfSubject = (services: Services, { key_id }: { key_id?: string }): Services | Promise<Services> =>
   key_id === undefined ? services : servicesOfId(services, key_id)
 
 /**
@@ -123,7 +123,7 @@ export async function simulatePolicies(
   input: z.output<typeof SimulationInput>,
 ): Promise<z.infer<typeof Simulation>> {
   const admin = passesAdminGate(caller, 'policies:GetPolicy', null)
-  const subject = await resolveSubject(cellOfSubject(services, input), input)
+  const subject = await resolveSubject(await cellOfSubject(services, input), input)
   const isOwn = caller.credential.type === 'user' && subject?.caller.user.id === caller.user.id
   if (!admin && !isOwn) raise('FORBIDDEN', { meta: { action: 'policies:GetPolicy' } })
   if (!subject) return raise('RESOURCE_NOT_FOUND', { meta: { id: input.user_id ?? input.key_id } })

@@ -1,5 +1,6 @@
 import { createHash } from 'node:crypto'
 import { isAllowed } from '#core/api/access.ts'
+import { inCell } from '#core/base/current-cell.ts'
 import { withCell } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import type { CallerFacts } from '#core/iam/caller.ts'
@@ -21,6 +22,11 @@ export const tokenHash = (token: string): string => createHash('sha256').update(
 /** Returns the hash that is stored when a wait starts. */
 export const callbackHash = (services: Services, wait: Wait): string => tokenHash(tokensOf(services, wait)[0])
 
+/** Returns the tokens of a wait that may have begun in another cell, before its project was moved. */
+const everyTokenOf = (services: Services, wait: Wait): string[] =>
+  services.cells?.all().flatMap(({ number }) => inCell(number, () => tokensOf(services, wait))) ??
+  tokensOf(services, wait)
+
 /** Adds the callback URLs of webhook nodes to runs, if the caller may submit their input. */
 export async function withCallbacks<Run extends OrchestrationRunRecord>(
   services: Services,
@@ -40,7 +46,7 @@ export async function withCallbacks<Run extends OrchestrationRunRecord>(
   const urls = new Map(
     stored.map(wait => {
       // A token derived from a removed key still works, but its URL can no longer be shown.
-      const token = tokensOf(services, wait).find(candidate => tokenHash(candidate) === wait.callback_hash)
+      const token = everyTokenOf(services, wait).find(candidate => tokenHash(candidate) === wait.callback_hash)
       return [`${wait.run_id} ${wait.node_id}`, token === undefined ? null : urlOf(services, token)]
     }),
   )

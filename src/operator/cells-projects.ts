@@ -1,0 +1,57 @@
+import { CellRefusal, NO_KEY } from '#core/services/cell-directory.ts'
+import { type CellProject, listCellProjects } from '#core/services/cell-facts.ts'
+import { Cells, HOME } from '#core/services/cells.ts'
+import { moveProject } from '#core/services/move-project.ts'
+import { onDirectory } from './cells.ts'
+import { listCells, withCellPool } from './doctor-cells.ts'
+import { CommandError, describeError, print, printJson, printProgress, table } from './output.ts'
+
+type Options = { data: string; json?: boolean }
+
+type Listed = CellProject & { cell: string }
+
+/**
+ * `muster cells projects`: the projects of all cells, or of one. A cell that does not answer is reported, with exit code 1.
+ * @throws CommandError if no cell has the name
+ */
+export const projectsCommand = (name: string | undefined, { data, json }: Options): Promise<void> =>
+  onDirectory(data, async home => {
+    const cells = (await listCells(home)).filter(cell => name === undefined || cell.name === name)
+    if (cells.length === 0) throw new CommandError(`no cell is called ${name}`, 'Run muster cells list.')
+    const found: Listed[] = []
+    for (const { name: cell, url } of cells)
+      try {
+        if (url === null) throw new Error(NO_KEY)
+        found.push(...(await withCellPool(url, listCellProjects)).map(project => ({ cell, ...project })))
+      } catch (error) {
+        printProgress(`cell ${cell} does not answer: ${describeError(error)}`)
+        process.exitCode = 1
+      }
+    if (json) return printJson(found)
+    const rows = found.map(({ cell, id, name, rows, bytes }) => [cell, id, rows, sizeOf(bytes), name])
+    print(table(['cell', 'project', 'counted rows', 'stored bytes', 'name'], rows, 'no projects'))
+  })
+
+const sizeOf = (bytes: number | null): string => (bytes === null ? '-' : `${(bytes / 1024 ** 2).toFixed(1)} MiB`)
+
+/**
+ * `muster cells projects move`: can be repeated after a failure.
+ * @throws CommandError if the project cannot be moved
+ */
+export const moveCommand = (id: string, { data, json, to }: Options & { to: string }): Promise<void> =>
+  onDirectory(data, async home => {
+    const cells = new Cells(home, { role: 'cli' })
+    try {
+      await cells.start()
+      const moved = await moveProject(cells, id, to, printProgress).catch(error => {
+        if (error instanceof CellRefusal) throw error
+        throw new CommandError(`project ${id} is not moved: ${describeError(error)}`, 'Repeat the command.')
+      })
+      if (json) return printJson(moved)
+      print(`project ${id} is in ${moved.to}, with ${moved.rows} rows`)
+    } finally {
+      await cells.close()
+    }
+    if (!home.config.CELLS && to !== HOME.name)
+      printProgress('Set CELLS=true in all processes, which then serve the project.')
+  })
