@@ -1,6 +1,9 @@
+import { setTimeout as sleep } from 'node:timers/promises'
 import type { Config } from '#core/base/config.ts'
 import { requireConnections } from '#core/db/connections.ts'
-import type { Pool } from '#core/db/pool.ts'
+import { addressOf } from '#core/db/database-url.ts'
+import { openPool, type Pool } from '#core/db/pool.ts'
+import { readPrimaryFacts, replicaFacts, replicaProblem } from '#core/db/replica-facts.ts'
 import { migrationNames, OutdatedReleaseError, requireRelease } from '#core/queues/breaking-migrations.ts'
 import { DEVELOPMENT_KEY, secretBoxOf } from '#core/secrets/secretbox.ts'
 import { countValuesByKey } from './keys.ts'
@@ -35,6 +38,39 @@ export async function checkConnections(config: Pick<Config, 'DATABASE_URL' | 'DA
   } catch (error) {
     const detail = describeError(error)
     return { name, status: 'fail', detail, fix: POOLER_FIX }
+  }
+}
+
+const REPLICA_FIX = 'Correct DATABASE_READ_URL or the replica; reads run on the server of DATABASE_URL meanwhile.'
+const REPLAY_POLL_MS = 50
+
+/** Checks that the replica is a standby of the database, and replays it in time; no check without one. */
+export async function checkReplica(config: Config, pool: Pool): Promise<Check[]> {
+  const { DATABASE_READ_URL: databaseUrl, READ_MAX_LAG_SECONDS: maxSeconds } = config
+  if (!databaseUrl) return []
+  const check = { name: 'replica', fix: REPLICA_FIX }
+  let replica: Pool | undefined
+  try {
+    replica = await openPool({ databaseUrl, connections: 1, applicationName: 'muster doctor' })
+    const primary = await readPrimaryFacts(pool)
+    const startedAt = performance.now()
+    for (;;) {
+      const facts = await replica.one(replicaFacts)
+      const problem = replicaProblem(primary, facts)
+      if (problem !== null) return [{ ...check, status: 'fail', detail: `DATABASE_READ_URL ${problem}` }]
+      const lagMs = performance.now() - startedAt
+      if ((facts.position ?? 0) >= primary.position) {
+        const detail = `a standby at ${addressOf(databaseUrl)}, which replays within ${Math.ceil(lagMs)} ms`
+        return [{ name: check.name, status: 'ok', detail }]
+      }
+      if (lagMs > maxSeconds * 1000)
+        return [{ ...check, status: 'warn', detail: `lags more than READ_MAX_LAG_SECONDS, ${maxSeconds} s` }]
+      await sleep(REPLAY_POLL_MS)
+    }
+  } catch (error) {
+    return [{ ...check, status: 'fail', detail: `DATABASE_READ_URL does not answer: ${describeError(error)}` }]
+  } finally {
+    await replica?.end()
   }
 }
 

@@ -19,6 +19,7 @@ import {
   checkConnections,
   checkKeys,
   checkMigrations,
+  checkReplica,
   checkServer,
   POOLER_FIX,
   SKEW_WARN_MS,
@@ -83,6 +84,7 @@ async function runChecks(env: Environment): Promise<Check[]> {
   try {
     checks.push(...(await checkServer(pool, address)))
     checks.push(await checkConnections(config))
+    checks.push(...(await checkReplica(config, pool)))
     const migrations = await checkMigrations(pool)
     checks.push(migrations)
     if (migrations.status === 'fail') return checks

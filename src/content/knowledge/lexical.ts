@@ -1,6 +1,6 @@
 import type { Services } from '#core/base/services.ts'
 import { sendWithCommit } from '#core/db/commit-piggyback.ts'
-import { inTransaction } from '#core/db/pool.ts'
+import type { Reads } from '#core/db/replica.ts'
 import { setForTransaction } from '#core/db/transaction-settings.ts'
 import { findSearchLanguages } from '../index/words/languages.ts'
 import { parseQuery } from '../index/words/query.ts'
@@ -31,16 +31,17 @@ const MIN_WEIGHT = 0.4
  */
 export async function searchWords(
   services: Services,
+  reads: Reads,
   selection: SourceSelection,
   text: string,
   options: { minHits: number; depth: number },
 ): Promise<readonly Hit[]> {
   const { minHits, depth } = options
-  const { config, pool } = services
+  const { config } = services
   const { projects } = selection
   const languages = await findSearchLanguages(services, projects?.length === 1 ? projects[0] : null)
   const query = parseQuery(text, languages, config.KNOWLEDGE_TEXT_SEARCH_CONFIG)
-  return inTransaction(pool, async db => {
+  return reads.transaction(async db => {
     await setForTransaction(db, {
       statement_timeout: String(config.KNOWLEDGE_QUERY_TIMEOUT_MS),
       jit: 'off',

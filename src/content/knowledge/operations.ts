@@ -1,4 +1,5 @@
 import { type Operation, operation } from '#core/api/operation.ts'
+import { readsOf } from '#core/db/replica.ts'
 import { documentKind } from '../documents/model.ts'
 import { SearchAnswer, SearchInput } from './model.ts'
 import { runSearch } from './search.ts'
@@ -16,12 +17,16 @@ const searchKnowledge = operation({
   alsoActions: ['tools:CallTool'],
   about: documentKind,
   reads: true,
+  replica: true,
   across: { requires: 'project' },
   body: SearchInput,
   answers: { 200: SearchAnswer },
   raises: ['AI_PROVIDER_ERROR', 'TOOL_NOT_FOUND', 'QUOTA_EXCEEDED'],
-  run: ({ body, caller, project, request, services }) =>
-    runSearch(services, { caller, project }, body, { ref: request.id, signal: request.closed }),
+  run: context => {
+    const { body, caller, project, request, services } = context
+    const purpose = { ref: request.id, signal: request.closed }
+    return runSearch(services, { caller, project }, body, purpose, readsOf(context))
+  },
 })
 
 export const knowledgeOperations: Operation[] = [searchKnowledge]

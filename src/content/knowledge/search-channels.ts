@@ -1,6 +1,7 @@
 import { StatementTimeoutError } from 'slonik'
 import { AppError } from '#core/base/errors.ts'
 import type { Services } from '#core/base/services.ts'
+import type { Reads } from '#core/db/replica.ts'
 import { embedderOf } from '../index/embeddings/embedder.ts'
 import { currentSpace, type Space } from '../index/embeddings/space.ts'
 import { nearestRows } from '../index/vectors/scan.ts'
@@ -85,13 +86,14 @@ const MATCHES: Hit['match'][] = ['phrase', 'all', 'some']
 /** Searches all sources by words. */
 export async function searchLexically(
   services: Services,
+  reads: Reads,
   selections: readonly SourceSelection[],
   options: { query: string; minHits: number; depth: number },
 ): Promise<{ rows: ChannelRow[] } | ChannelFailure> {
   try {
     const rowsBySource = await Promise.all(
       selections.map(async selection => {
-        const hits = await searchWords(services, selection, options.query, options)
+        const hits = await searchWords(services, reads, selection, options.query, options)
         return hits.map(hit => ({ ...rowOf(selection, hit), match: MATCHES.indexOf(hit.match), rank: hit.rank }))
       }),
     )

@@ -2,6 +2,7 @@ import { AppError, raise } from '#core/base/errors.ts'
 import type { Services } from '#core/base/services.ts'
 import { currentSpan, type Span, type SpanStart, traced } from '#core/base/telemetry.ts'
 import { ATTRIBUTE, MUSTER, OPERATION } from '#core/base/telemetry-names.ts'
+import { type Reads, readsOfPrimary } from '#core/db/replica.ts'
 import { principalRecord } from '#core/iam/caller.ts'
 import { cosinesOf, sortByScore } from '../index/vectors/scan.ts'
 import { vectorsOfRefs } from '../index/vectors/store.ts'
@@ -33,15 +34,17 @@ export type SearchPurpose = {
  * Both channels run concurrently over all sources; unavailable channels are listed in `degraded_channels`.
  * @throws AppError VALIDATION_FAILED, TOOL_NOT_FOUND and FORBIDDEN for an unusable reranker; QUOTA_EXCEEDED;
  *   AI_PROVIDER_ERROR if the embedding provider and the search by words failed
+ * @param reads database of the search by words and of the records
  */
 export const runSearch = (
   services: Services,
   scope: SearchScope,
   request: SearchInput,
   purpose: SearchPurpose,
+  reads = readsOfPrimary(services.pool),
 ): Promise<SearchAnswer> =>
   traced(searchSpan, request, async span => {
-    const answer = await search(services, scope, request, purpose)
+    const answer = await search(services, reads, scope, request, purpose)
     if (span) noteHits(span, answer)
     return answer
   })
@@ -86,6 +89,7 @@ function noteSources(selections: readonly SourceSelection[], { limit }: SearchIn
 
 async function search(
   services: Services,
+  reads: Reads,
   scope: SearchScope,
   request: SearchInput,
   purpose: SearchPurpose,
@@ -94,7 +98,7 @@ async function search(
   const selections = await selectSources(services, scope, request)
   noteSources(selections, request)
   const { query } = request
-  if (!query) return { results: await listWithoutQuery(services, scope, request, selections), degraded_channels: [] }
+  if (!query) return { results: await listWithoutQuery(reads, scope, request, selections), degraded_channels: [] }
 
   const depth = Math.min(500, Math.max(50, 5 * request.limit))
   const [vector, lexical] = await Promise.all([
@@ -111,7 +115,7 @@ async function search(
       ),
     ),
     traced(channelSpan, 'lexical', async span =>
-      noteChannel(span, await searchLexically(services, selections, { query, minHits: request.limit, depth })),
+      noteChannel(span, await searchLexically(services, reads, selections, { query, minHits: request.limit, depth })),
     ),
   ])
   const degraded = degradedChannels(vector, lexical)
@@ -124,14 +128,14 @@ async function search(
   const rows = new Map<string, ChannelRow>([...channels.lexical, ...channels.vector].map(row => [row.key, row]))
   const cosines = new Map(near.map(row => [row.key, row.cosine]))
   const fused = limitPerDocument(
-    await rankRows(services, request, { channels, rows, cosines }),
+    await rankRows(services, reads, request, { channels, rows, cosines }),
     rows,
     request.max_chunks_per_document,
   ).slice(0, Math.max(request.limit, request.rerank?.top_n ?? 0))
 
   const [records] = await Promise.all([
-    readRecords(services, scope, request, fused, rows),
-    'queryVector' in vector && addCosines(services, vector.queryVector, fused, rows, cosines),
+    readRecords(reads, scope, request, fused, rows),
+    'queryVector' in vector && addCosines(reads, vector.queryVector, fused, rows, cosines),
   ])
   const results = fused.flatMap(({ key, score, signals }): Result[] => {
     const record = records.get(key)
@@ -170,7 +174,8 @@ function degradedChannels(
 }
 
 async function rankRows(
-  services: Services,
+  { config, clock }: Services,
+  reads: Reads,
   request: SearchInput,
   candidates: {
     channels: { vector: readonly ChannelRow[]; lexical: readonly ChannelRow[] }
@@ -178,13 +183,12 @@ async function rankRows(
     cosines: ReadonlyMap<string, number>
   },
 ): Promise<FusedRow[]> {
-  const { config, clock, pool } = services
   const halfLifeDays = request.recency_half_life_days ?? config.KNOWLEDGE_RECENCY_HALF_LIFE_DAYS
   const changedAt = new Map<string, Date>()
   if (halfLifeDays > 0) {
     for (const [selection, ids] of idsBySelection(candidates.rows.values())) {
       const { readChangedAt, type } = selection.source
-      for (const [id, time] of (await readChangedAt?.(pool, ids)) ?? []) changedAt.set(`${type}:${id}`, time)
+      for (const [id, time] of (await readChangedAt?.(reads, ids)) ?? []) changedAt.set(`${type}:${id}`, time)
     }
   }
   return fuseRankings(candidates.channels, {
@@ -224,7 +228,7 @@ const rowsOf = (fused: readonly FusedRow[], rows: ReadonlyMap<string, ChannelRow
 
 /** Reads the records of ranked rows, without rows that were deleted or hidden concurrently. */
 async function readRecords(
-  { pool }: Services,
+  reads: Reads,
   scope: SearchScope,
   request: SearchInput,
   fused: readonly FusedRow[],
@@ -232,7 +236,7 @@ async function readRecords(
 ): Promise<Map<string, Result>> {
   const read = await Promise.all(
     [...idsBySelection(rowsOf(fused, rows))].map(async ([{ source }, ids]) => {
-      const records = await source.read(pool, scope, request, ids, { neighbors: request.neighbors ?? 0 })
+      const records = await source.read(reads, scope, request, ids, { neighbors: request.neighbors ?? 0 })
       return [...records].map(([id, record]) => [`${source.type}:${id}`, record] as const)
     }),
   )
@@ -241,7 +245,7 @@ async function readRecords(
 
 /** Adds the cosines of rows found only by words. */
 async function addCosines(
-  { pool }: Services,
+  reads: Reads,
   { vector, space }: QueryVector,
   fused: readonly FusedRow[],
   rows: ReadonlyMap<string, ChannelRow>,
@@ -249,7 +253,7 @@ async function addCosines(
 ): Promise<void> {
   const missing = rowsOf(fused, rows).filter(({ key }) => !cosines.has(key))
   for (const [{ source }, ref_ids] of idsBySelection(missing)) {
-    const vectors = await vectorsOfRefs(pool, { source: source.number, ref_ids, space_id: space.id })
+    const vectors = await vectorsOfRefs(reads, { source: source.number, ref_ids, space_id: space.id })
     for (const { ref_id, cosine } of sortByScore(cosinesOf(vectors, vector)))
       cosines.set(`${source.type}:${ref_id}`, cosine)
   }
@@ -257,7 +261,7 @@ async function addCosines(
 
 /** Lists the rows of a search without a query, source by source. */
 async function listWithoutQuery(
-  { pool }: Services,
+  reads: Reads,
   scope: SearchScope,
   request: SearchInput,
   selections: readonly SourceSelection[],
@@ -265,7 +269,7 @@ async function listWithoutQuery(
   const results: Result[] = []
   for (const { source } of selections) {
     if (results.length >= request.limit) break
-    results.push(...(await source.list(pool, scope, request, { neighbors: request.neighbors ?? 0 })))
+    results.push(...(await source.list(reads, scope, request, { neighbors: request.neighbors ?? 0 })))
   }
   return results.slice(0, request.limit)
 }

@@ -56,19 +56,21 @@ const exportFeed = operation({
   action: 'activity:ExportActivity',
   lists: activityKind,
   paged: false,
+  replica: true,
   query: ActivityExportQuery,
   answers: { 200: Activity },
   produces: 'application/x-ndjson',
   internal: true,
   async run(context) {
-    const { services, query } = context
+    const { db, services, query } = context
+    // Before the first page, whose statement then sees every earlier entry on a replica too.
     const started = await readFeedTime(services.pool)
     const to = query.to && query.to < new Date(started) ? query.to : new Date(started)
     const selection = selectionOf({ ...context, query: { ...query, to } })
     return ndjsonStream<ActivityRow>(
       context,
       {
-        read: (after, limit) => listActivityAfter(services.pool, selection, after, limit),
+        read: (after, limit) => listActivityAfter(db, selection, after, limit),
         pageSize: EXPORT_PAGE,
         present: activityKind.present,
       },

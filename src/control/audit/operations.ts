@@ -48,13 +48,14 @@ const exportEntries = operation({
   action: 'audit:ExportAuditEntries',
   lists: auditEntryKind,
   paged: false,
+  replica: true,
   query: AuditExportQuery,
   answers: { 200: AuditRecord },
   produces: 'application/x-ndjson',
   internal: true,
   async run(context) {
     const project = requireProject(context)
-    const { query, services } = context
+    const { db, query } = context
     const started = systemClock.now()
     const to = query.to && query.to < started ? query.to : started
     const where = allOf([
@@ -65,7 +66,7 @@ const exportEntries = operation({
     return ndjsonStream<Entry>(
       context,
       {
-        read: (after, limit) => listAuditEntriesAfter(services.pool, where, after, limit),
+        read: (after, limit) => listAuditEntriesAfter(db, where, after, limit),
         pageSize: EXPORT_PAGE,
         present: entry => auditEntryKind.present(entry),
       },
@@ -102,6 +103,7 @@ export const auditOperations: Operation[] = [
     summary: 'List audit entries',
     description: 'Newest first. Callers cannot change or delete entries; a hash chain makes them verifiable.',
     action: 'audit:ListAuditEntries',
+    replica: true,
     pageSize: { default: 25, max: 200 },
     filters: auditFilters,
     where: ({ caller, project }) => [

@@ -100,6 +100,7 @@ export const eventOperations: Operation[] = [
   // events_project, or the primary key over all projects: ids rise with time.
   withFactsRedacted(
     events.list({
+      replica: true,
       order: ({ project }) => (project === null ? sql.fragment`t.id desc` : undefined),
       across: { order: BY_NEWEST_ID },
       where: ({ project, page: { from, to } }) =>

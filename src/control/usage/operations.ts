@@ -13,5 +13,6 @@ export const usageOperations: Operation[] = [
   {
     ...events.list({ action: 'usage:ListUsageEvents', filters: usageFilters }),
     query: usageQuery(filterSchema(usageFilters).shape),
+    replica: true,
   },
 ]

@@ -316,6 +316,7 @@ const aggregateUsage = operation({
   tag,
   action: 'usage:GetAggregate',
   about: usageKind,
+  replica: true,
   query: AggregateQuery,
   across: combined<AggregateQuery, { facts: string; distinct: z.output<typeof DistinctCounts> | null }>(
     async context => {
@@ -381,6 +382,7 @@ const timeseries = operation({
   tag,
   action: 'usage:GetAggregate',
   about: usageKind,
+  replica: true,
   query: usageQuery({
     project_id: project,
     interval: z.enum(USAGE_INTERVALS).describe('Length of an interval, in UTC'),
@@ -429,6 +431,7 @@ const exportEvents = operation({
   action: 'usage:ExportUsageEvents',
   lists: usageKind,
   paged: false,
+  replica: true,
   query: usageQuery({
     project_id: project,
     ...filters,
@@ -439,14 +442,14 @@ const exportEvents = operation({
   produces: 'application/x-ndjson',
   internal: true,
   async run(context) {
-    const { query, services } = context
+    const { db, query } = context
     const started = systemClock.now()
     const to = query.to && query.to < started ? query.to : started
     const selection = selectionOf(context, { from: query.from ?? null, to })
     return ndjsonStream<UsageRow>(
       context,
       {
-        read: (after, limit) => listUsageEventsAfter(services.pool, selection, after, limit),
+        read: (after, limit) => listUsageEventsAfter(db, selection, after, limit),
         pageSize: EXPORT_PAGE,
         present: event => usageKind.present(event),
       },

@@ -148,6 +148,7 @@ export const feedbackOperations: Operation[] = [
     action: 'sessions:ListFeedback',
     lists: feedbackKind,
     paged: false,
+    replica: true,
     query: AggregateQuery,
     answers: { 200: FeedbackAggregate },
     across: combined<AggregateQuery, string>(

@@ -304,6 +304,11 @@ export type Operation = {
   transaction: boolean
   /** Whether it is a read, whatever its method: it has no transaction, and is audited only if reads are audited. */
   reads: boolean
+  /**
+   * Whether `run` of a read may read a replica through `context.db`, as it may of every list with a large offset. It sees every
+   * change committed before `run`; decisions on permissions and limits must not depend on it.
+   */
+  replica: boolean
   /** Refuses a caller before any lookup. */
   admit?: (caller: Caller, params: Record<string, string>, services: Services) => void | Promise<void>
   /** Whether the response contains a secret: its stored response is sealed. */
@@ -388,6 +393,7 @@ export type OperationBase<Q extends z.ZodType | undefined, B extends z.ZodType |
   across?: Across | null
   transaction?: boolean
   reads?: boolean
+  replica?: boolean
   admit?: Operation['admit']
   secretAnswer?: boolean
   internal?: boolean
@@ -514,6 +520,7 @@ function commonFields(declaration: OperationBase<z.ZodType | undefined, z.ZodTyp
   const reads = declaration.reads ?? declaration.method === 'get'
   if (declaration.endUser && gate !== 'policy')
     throw new Error(`operation ${declaration.id} is open to end users without a policy`)
+  if (declaration.replica && !reads) throw new Error(`operation ${declaration.id} would write to a replica`)
   if (gate === 'policy' && !declaration.action) throw new Error(`operation ${declaration.id} declares no action`)
   return {
     id: declaration.id,
@@ -554,6 +561,7 @@ function commonFields(declaration: OperationBase<z.ZodType | undefined, z.ZodTyp
     rejects: declaration.rejects ?? [],
     transaction: declaration.transaction ?? !reads,
     reads,
+    replica: declaration.replica ?? false,
     admit: declaration.admit,
     secretAnswer: declaration.secretAnswer ?? false,
     internal: declaration.internal ?? false,

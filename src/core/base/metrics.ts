@@ -42,6 +42,29 @@ export const databaseConnectionsEnded = new Counter({
   registers,
 })
 
+export const replicaReads = new Counter({
+  name: 'muster_replica_reads_total',
+  help: 'Statements that may run on the replica, by place (replica, primary) and reason: current, or why the primary: unavailable, lag, replay, busy, error',
+  labelNames: ['place', 'reason'],
+  registers,
+})
+
+export const replicaUp = new Gauge({
+  name: 'muster_replica_up',
+  help: 'Whether this process reads the replica',
+  registers,
+})
+
+export const replicaLag = new Gauge({
+  name: 'muster_replica_lag_seconds',
+  help: 'Time for which the replica has not replayed a position of the primary',
+  registers,
+})
+
+// Shown only with a replica.
+replicaUp.remove()
+replicaLag.remove()
+
 export const loopsRestarted = new Counter({
   name: 'muster_loops_restarted_total',
   help: 'Runs of a loop of this process that were abandoned because they made no progress for two periods',
@@ -197,36 +220,42 @@ export type PoolUse = {
   held_back: number
 }
 
-let readPools: () => readonly OfCell<PoolUse>[] = () => []
+/** Pools of cells and of the replica. */
+type OfDatabase<T> = OfCell<T> & { database?: 'replica' }
 
-/** Sets the source of the pool gauges, one for each cell. */
-export function reportPools(read: () => readonly OfCell<PoolUse>[]): void {
+/** Returns the labels of a pool. */
+const poolLabels = ({ cell, database }: OfDatabase<object>) => ({ ...labelOf(cell), ...(database && { database }) })
+
+let readPools: () => readonly OfDatabase<PoolUse>[] = () => []
+
+/** Sets the source of the pool gauges, one for each cell and one for the replica. */
+export function reportPools(read: () => readonly OfDatabase<PoolUse>[]): void {
   readPools = read
 }
 
 new Gauge({
   name: 'muster_database_connections',
   help: 'Database connections of this process by state: in_use, idle, and max, the maximum',
-  labelNames: ['state', 'cell'],
+  labelNames: ['state', 'cell', 'database'],
   registers,
   collect() {
     this.reset()
-    for (const { cell, in_use, idle, most } of readPools())
+    for (const { in_use, idle, most, ...pool } of readPools())
       for (const [state, value] of Object.entries({ in_use, idle, max: most }))
-        this.set({ state, ...labelOf(cell) }, value)
+        this.set({ state, ...poolLabels(pool) }, value)
   },
 })
 
 new Gauge({
   name: 'muster_database_waiting',
   help: 'Work of this process waiting for a connection, because none is free (pool) or its project uses its share (project)',
-  labelNames: ['reason', 'cell'],
+  labelNames: ['reason', 'cell', 'database'],
   registers,
   collect() {
     this.reset()
-    for (const { cell, waiting, held_back } of readPools()) {
-      this.set({ reason: 'pool', ...labelOf(cell) }, waiting)
-      this.set({ reason: 'project', ...labelOf(cell) }, held_back)
+    for (const { waiting, held_back, ...pool } of readPools()) {
+      this.set({ reason: 'pool', ...poolLabels(pool) }, waiting)
+      this.set({ reason: 'project', ...poolLabels(pool) }, held_back)
     }
   },
 })

@@ -31,7 +31,14 @@ export const databaseSettings = settings(
       secret: true,
       documented: '',
     }),
-    DATABASE_POOL_MAX: setting(integer(2), '20', 'Maximum connections per process, to each cell.'),
+    DATABASE_READ_URL: setting(
+      derived(optional),
+      '',
+      'URL of a streaming replica of the server of DATABASE_URL, on which web processes run expensive reads.',
+      { secret: true },
+    ),
+    READ_MAX_LAG_SECONDS: setting(integer(1, 86_400), '5', 'Lag of the replica above which it is not read.'),
+    DATABASE_POOL_MAX: setting(integer(2), '20', 'Maximum connections per process, to each cell and to the replica.'),
     CELLS: setting(flag, 'false', 'Whether projects are in several databases, which `muster cells` lists.'),
     WORKER_CELLS: setting(
       list,

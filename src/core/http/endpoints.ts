@@ -151,11 +151,14 @@ function mountMetrics(app: Express, services: Services): void {
   collectProcess()
   setQueueDepthSource(() => readsOfCells(services, ({ queues }) => queues.stats()))
   reportWaitingRows(() => readsOfCells(services, ({ pool }) => waitingRowAges(pool)))
-  reportPools(() =>
-    (services.cells?.served() ?? [{ name: undefined, services }]).flatMap(({ name: cell, services: of }) =>
-      of ? { ...poolUse(of.pool), cell } : [],
-    ),
-  )
+  reportPools(() => {
+    const cells = services.cells?.served() ?? [{ name: undefined, services }]
+    const replica = services.replica?.use()
+    return [
+      ...cells.flatMap(({ name: cell, services: of }) => (of ? { ...poolUse(of.pool), cell } : [])),
+      ...(replica ? [{ ...replica, database: 'replica' as const }] : []),
+    ]
+  })
   app.get('/metrics', (req: Request, res: Response) => {
     const local = ['127.0.0.1', '::1', '::ffff:127.0.0.1'].includes(req.socket.remoteAddress ?? '')
     const permitted = config.METRICS_TOKEN

@@ -30,6 +30,7 @@ export async function run(inv: Invocation, context: AnyContext): Promise<Operati
   }
   if (call.tx && !operation.reads)
     throw new Error(`operation ${operation.id} opens its own transactions and cannot join the caller's`)
+  if (mayReadReplica(inv, context)) context.db = inv.services.replica?.reads() ?? context.db
   const work = async () => operation.run(context as never)
   const response = toResult(inv, await (operation.reads && !call.tx ? runCancellable(inv, work) : work()))
   await injectFault(inv.services, 'request_carried_out')
@@ -40,6 +41,12 @@ export async function run(inv: Invocation, context: AnyContext): Promise<Operati
   await storeOperationResult(inv, response)
   return withEtag(inv, response)
 }
+
+/** Offset above which a list may be read from the replica. */
+const DEEP_OFFSET = 1000
+
+const mayReadReplica = ({ operation: { reads, replica, paged }, call }: Invocation, { page }: AnyContext): boolean =>
+  reads && !call.tx && (replica || (paged && page.offset > DEEP_OFFSET))
 
 const prepare = async ({ prepare }: Operation, context: AnyContext): Promise<void> => {
   if (prepare) context.prepared = (await prepare(context as never)) as never

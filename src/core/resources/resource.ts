@@ -47,6 +47,7 @@ type Overrides = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> 
     | 'mcp'
     | 'granted'
     | 'secretAnswer'
+    | 'replica'
   > & {
     endUser?: EndUserAccess
     raises?: ErrorCode[]

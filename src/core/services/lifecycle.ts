@@ -9,6 +9,7 @@ import { openNotifier } from '../db/notifier.ts'
 import { openNotifications } from '../db/notify.ts'
 import { cancelAbandonedStatements } from '../db/pg-client.ts'
 import { openPool } from '../db/pool.ts'
+import { replicaOf } from '../db/replica.ts'
 import { watchServer } from '../db/server-watchdog.ts'
 import { createEgress } from '../net/egress.ts'
 import { openResolver } from '../net/resolver.ts'
@@ -58,17 +59,16 @@ export async function openServices(
   const notifier = openNotifier({ databaseUrl: config.DATABASE_LISTEN_URL, applicationName, log })
   // Minus two connections: to listen and to notify.
   const connections = Math.max(2, config.DATABASE_POOL_MAX - queueConnections - 2)
-  const pool = await openPool({
-    databaseUrl: config.DATABASE_URL,
+  const poolOptions = {
     connections,
     applicationName,
     // At least two of three: with one, a statement that waits for a lock would block its whole project.
     perTenant: Math.max(Math.min(2, connections - 1), Math.floor(connections / 3)),
-    watchdog,
     strict: options.strict,
     spans: config.OTEL_DB_SPANS && isTracing(),
     onRoundTrip: options.onRoundTrip,
-  })
+  }
+  const pool = await openPool({ ...poolOptions, databaseUrl: config.DATABASE_URL, watchdog })
   // Slonik also reports every failed statement here; these are handled by their callers.
   pool.on('error', error => log.debug({ err: error }, 'database error'))
   if (options.role !== 'cli') await stopWhenOutdated({ log, notifications, pool })
@@ -94,6 +94,8 @@ export async function openServices(
     channelPrefix: channelPrefix(config.DATABASE_LISTEN_URL),
     onError: error => log.error({ err: error }, 'after-commit action failed'),
   })
+  const readsReplica = options.role === 'web' && !options.of
+  const replica = readsReplica ? replicaOf(config, { log, primary: pool, pool: poolOptions }) : null
   const state: ProcessState = new Map()
   return {
     cell: options.of?.cell ?? null,
@@ -103,6 +105,7 @@ export async function openServices(
     clock: options.clock ?? systemClock,
     log,
     pool,
+    replica,
     queues,
     notifications,
     notifier,
@@ -112,6 +115,7 @@ export async function openServices(
     ...writer,
     close: closeOnce(async () => {
       for (const { close } of [...state.values()].reverse()) await close?.()
+      await replica?.close()
       watchdog.close()
       abandoned.close()
       for (const part of [notifications, queues, notifier, egress]) await part.close()

@@ -115,6 +115,7 @@ export const getGenerationStatistics = operation({
   tag: 'Generations',
   action: 'generations:ListGenerations',
   about: generationKind,
+  replica: true,
   query: z.object({
     project_id: z
       .string()

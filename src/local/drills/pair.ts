@@ -27,8 +27,8 @@ export async function openPair(): Promise<Pair> {
   }
 }
 
-/** Copies a primary into the directory of a standby, which must be empty, and starts it as its synchronous standby. */
-export async function startStandby(standby: Cluster, primary: Cluster): Promise<void> {
+/** Copies a primary into the directory of a standby, which must be empty, and starts it. */
+async function startCopy(standby: Cluster, primary: Cluster, settings: readonly string[] = []): Promise<void> {
   await standby.run('pg_basebackup', [
     `--pgdata=${standby.dir}`,
     `--dbname=${primary.url('postgres')}`,
@@ -36,7 +36,24 @@ export async function startStandby(standby: Cluster, primary: Cluster): Promise<
     '--checkpoint=fast',
     '--write-recovery-conf',
   ])
-  await standby.start()
+  await standby.start(settings)
+}
+
+/** Starts a standby of a primary, which does not wait for it. */
+export async function openStandby(primary: Cluster, settings: readonly string[] = []): Promise<Cluster> {
+  const standby = await Cluster.open(primary.bin)
+  try {
+    await startCopy(standby, primary, settings)
+    return standby
+  } catch (error) {
+    await standby.close()
+    throw error
+  }
+}
+
+/** Copies a primary into the directory of a standby, which must be empty, and starts it as its synchronous standby. */
+export async function startStandby(standby: Cluster, primary: Cluster): Promise<void> {
+  await startCopy(standby, primary)
   // After the copy, so that the standby waits for no other server when it is promoted.
   await query(primary.url('postgres'), `alter system set synchronous_standby_names = '*'`)
   await query(primary.url('postgres'), 'select pg_reload_conf()')
