@@ -190,7 +190,7 @@ describe('architecture', () => {
     )
   })
 
-  it('wake-ups are sent after commits: only the notifier, the invalidation of caches, the check of a start and breaking migrations notify in a statement', () => {
+  it('wake-ups are sent after commits: only the notifier, the invalidation of caches, the check of a start, breaking migrations and moves of projects notify in a statement', () => {
     const notifying = sources('src', 'jobs', 'bin').filter(file =>
       /\bpg_notify\b|\bnotify [a-z]+;/.test(fs.readFileSync(path.join(root, file), 'utf8')),
     )
@@ -198,6 +198,7 @@ describe('architecture', () => {
       'src/core/db/connections.ts',
       'src/core/db/notifier.ts',
       'src/core/queues/breaking-migrations.ts',
+      'src/core/services/move-project.ts',
       'src/core/writes/writer.ts',
     ])
   })

@@ -44,6 +44,10 @@ const WRITERS: Record<string, { owner: string; also: Record<string, string> }> =
       'content/ingestion': 'so is how far its ingestion is',
     },
   },
+  embedding_spaces: {
+    owner: 'content/index',
+    also: { 'core/services': 'spaces have other numbers in the cell to which a project is moved' },
+  },
   events: {
     owner: 'control/events',
     also: {

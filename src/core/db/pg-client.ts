@@ -132,13 +132,11 @@ export class DatabaseClient extends pg.Client {
   /** Time when the connection was opened, or when opening began (performance.now). */
   openedAt = performance.now()
   isConnected = false
-  /** Why the connection is to be ended, once nothing uses it. */
-  leaving: Error | null = null
-  /** Ends the connection, in place of `leave`. */
-  onLeave: (() => void) | null = null
   readonly #config: pg.ClientConfig
   readonly #databaseUrl: DatabaseUrl
   readonly #limitMs: number
+  #leaving: Error | null = null
+  #onLeave: (() => void) | null = null
   /** Host of the current connection, of several. */
   #url: string
 
@@ -187,13 +185,23 @@ export class DatabaseClient extends pg.Client {
     ;(this as unknown as Internals).connection.stream.destroy(error)
   }
 
+  /** Why the connection is to be ended, once nothing uses it; null if it is not. */
+  get leaving(): Error | null {
+    return this.#leaving
+  }
+
+  /** Calls a function in place of ending a connection that is to be left. */
+  onLeave(end: () => void): void {
+    this.#onLeave = end
+  }
+
   /** Ends the connection once nothing uses it: when it has neither a statement nor a transaction, or as `onLeave` decides. */
   leave(error: Error): void {
-    if (this.leaving) return
-    this.leaving = error
+    if (this.#leaving) return
+    this.#leaving = error
     databaseConnectionsEnded.inc({ reason: 'read_only' })
-    if (this.onLeave) {
-      this.onLeave()
+    if (this.#onLeave) {
+      this.#onLeave()
       return
     }
     const internals = this as unknown as Internals

@@ -105,7 +105,7 @@ export const databaseDriver = (config: pg.ClientConfig) =>
             ...config,
             types: { getTypeParser: oid => parsers.get(oid) ?? getTypeParser(oid) },
           })
-          opened.onLeave = endIfUnused
+          opened.onLeave(endIfUnused)
           return opened.on('error', error => {
             if (opened === client) clientEventEmitter.emit('error', toSlonikError(error))
           })

@@ -261,12 +261,13 @@ async function begin(
     const tables = await listTables(target, Object.values(await schemasOf(target)))
     const mismatches = findMismatches(await listTables(source, Object.values(schemas)), tables)
     if (mismatches.length > 0) throw new CellRefusal(`${mismatches[0]}: run muster migrate before the move`)
+    const [{ fence }] = await rowsOf(source, `select to_char(now() at time zone 'utc', 'YYYYMMDDHH24MISS') as fence`)
     const move: CellMove = {
       cell: name,
       url,
       state: state === 'closed' ? 'closed' : 'open',
       source: schemas,
-      fence: new Date().toISOString().replaceAll(/\D/g, '').slice(0, 14),
+      fence,
       layout: await planLayout(target, tables, schemas),
     }
     await insertMove(home, move)

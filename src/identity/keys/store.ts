@@ -60,7 +60,7 @@ export async function updateKey(db: Queryable, id: string, { policy_ids, ...patc
   return row
 }
 
-/** Writes the policies of a key again: cells have no copies of policies of keys with a project, and replicate what is written. */
+/** Writes the policies of a key again: cells replicate changes, and have no policies of keys with a project. */
 async function copyPolicies(db: Queryable, id: string): Promise<void> {
   const removed = await db.any(attachmentRow`
     delete from project_key_policies where key_id = ${id} returning policy_id, position`)
