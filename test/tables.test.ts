@@ -45,7 +45,7 @@ const WRITERS: Record<string, { owner: string; also: Record<string, string> }> =
     },
   },
   embedding_spaces: {
-    owner: 'content/index',
+    owner: 'content/index/embeddings',
     also: { 'core/services': 'spaces have other numbers in the cell to which a project is moved' },
   },
   events: {
