@@ -194,11 +194,11 @@ export const moveCommand = (name: string, { data, json, cancel, ...options }: Mo
     await requireUsable(url)
     const moved = await moveCell(home, name, url, printProgress)
     if (json) return printJson(moved)
-    const { from, to, state, pause_ms, tables, rows, bytes, left } = moved
+    const { from, to, state, pause_ms, tables, rows, bytes, remaining_schemas } = moved
     print(`cell ${name} is ${state} at ${to}`)
     print(`${tables} tables, about ${rows} rows, ${(bytes / 1024 ** 2).toFixed(1)} MiB; paused for ${pause_ms} ms`)
     print(`${from} keeps the rows of before and refuses writes. When they are not needed, drop its schemas:`)
-    for (const schema of left) print(`  drop schema ${schema} cascade;`)
+    for (const schema of remaining_schemas) print(`  drop schema ${schema} cascade;`)
   })
 
 /** `muster cells check`: sets exit code 1 if a check fails. */

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { z } from 'zod'
 import { loadConfig } from '#config.ts'
 import { silentLog } from '#core/base/log.ts'
+import { release as currentRelease } from '#core/base/release.ts'
 import { DatabaseClient } from '#core/db/pg-client.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { migrationNames } from '#core/queues/breaking-migrations.ts'
@@ -91,7 +92,7 @@ describe('muster cells', function () {
     for (const { bytes, migrations, release, address } of listed) {
       assert.ok(bytes > 100_000)
       assert.equal(migrations, listed[0].migrations)
-      assert.equal(release, '0.1.0')
+      assert.equal(release, currentRelease)
       assert.equal(address.includes('@'), false)
     }
     const text = await muster(['cells', 'list'])

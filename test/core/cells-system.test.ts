@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { release as currentRelease } from '#core/base/release.ts'
 import { migrationNames } from '#core/queues/breaking-migrations.ts'
 import { eventually } from '../support/app.ts'
 import { startCells } from '../support/cells.ts'
@@ -50,7 +51,7 @@ describe('cells of a running deployment', function () {
     for (const { bytes, migrations, release, address } of [home, second]) {
       assert.ok(bytes > 100_000)
       assert.equal(migrations, migrationNames().length)
-      assert.equal(release, '0.1.0')
+      assert.equal(release, currentRelease)
       assert.equal(address.includes('@'), false)
     }
     const { key } = await cells.project('home')

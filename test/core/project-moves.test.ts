@@ -9,6 +9,7 @@ import { startCells, type TestCells } from '../support/cells.ts'
 import { run } from '../support/commands.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { populate } from '../support/populate.ts'
+import { cloneTemplate } from '../support/postgres.ts'
 import { postedBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
@@ -223,22 +224,6 @@ describe('a project that is moved while it is in use', function () {
     const found = JSON.parse(listed.stdout).find((project: Json) => project.id === id)
     assert.ok(found.cell === 'second' && found.rows >= 100_000, listed.stdout)
   })
-
-  it('has rows in every table that refers to projects, and no table is forgotten', async () => {
-    const client = new DatabaseClient({ connectionString: cells.home })
-    await client.connect()
-    try {
-      const tables = (await tablesOfProject(client)).map(({ name }) => name)
-      assert.equal(tables.at(-1), 'projects')
-      for (const name of ['generation_steps', 'node_interruptions', 'audit_entries'])
-        assert.ok(tables.includes(name), name)
-      await client.query('create table forgotten (project_id text)')
-      await assert.rejects(tablesOfProject(client), /does not declare whose rows are in forgotten/)
-    } finally {
-      await client.query('drop table if exists forgotten')
-      await client.end()
-    }
-  })
 })
 
 describe('a project that is moved between cells of one database', function () {
@@ -294,3 +279,28 @@ async function readAll(caller: Client, paths: readonly string[]): Promise<Map<st
   }
   return found
 }
+
+describe('tables of projects', () => {
+  let url: string
+  let drop: () => Promise<void>
+  before(async () => {
+    ;({ url, drop } = await cloneTemplate())
+  })
+  after(() => drop())
+
+  it('are all that refer to projects, and none is forgotten', async () => {
+    const client = new DatabaseClient({ connectionString: url })
+    await client.connect()
+    try {
+      const tables = (await tablesOfProject(client)).map(({ name }) => name)
+      assert.equal(tables.at(-1), 'projects')
+      for (const name of ['generation_steps', 'node_interruptions', 'audit_entries'])
+        assert.ok(tables.includes(name), name)
+      await client.query('create table forgotten (project_id text)')
+      await assert.rejects(tablesOfProject(client), /does not declare whose rows are in forgotten/)
+    } finally {
+      await client.query('drop table if exists forgotten')
+      await client.end()
+    }
+  })
+})

@@ -1,7 +1,6 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
-import { setTimeout as sleep } from 'node:timers/promises'
 import { loadConfig } from '#config.ts'
 import { silentLog } from '#core/base/log.ts'
 import { openPool, type Pool } from '#core/db/pool.ts'
@@ -153,7 +152,7 @@ describe('replicas for reading', function () {
       `select query, application_name from pg_stat_activity where application_name like 'muster web%'`,
     )
     assert.ok(sent.length > 0)
-    assert.ok(!sent.some(({ query: text }) => /policies|api_keys|quotas/.test(text)), JSON.stringify(sent))
+    assert.ok(!sent.some(({ query: text }) => /policies|project_keys|quotas/.test(text)), JSON.stringify(sent))
     const { value } = await scrape(web.url)
     assert.ok((value('muster_database_connections', { database: 'replica', state: 'max' }) ?? 0) > 0)
     assert.ok((value('muster_replica_lag_seconds') ?? -1) >= 0)
@@ -283,7 +282,9 @@ describe('replicas for reading', function () {
           found.push(isStandby)
           if (isStandby) {
             await query(urlOf(primary), 'begin; lock table projects; commit')
-            await sleep(500)
+            const [{ lsn }] = await query(urlOf(primary), 'select pg_current_wal_flush_lsn()::text as lsn')
+            const replayed = `select pg_last_wal_replay_lsn() >= '${lsn}'::pg_lsn as replayed`
+            await eventually(async () => (await query(urlOf(standby), replayed))[0].replayed)
           }
           return db.oneFirst(rawQuery('select count(*)::int from projects'))
         })

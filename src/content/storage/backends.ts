@@ -7,6 +7,7 @@ import { AppError, raise } from '#core/base/errors.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
 import { queueMessage, workQueue } from '#core/queues/queue.ts'
+import { requireCell, requireNoMoves } from '#core/services/cells.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import {
   BACKENDS,
@@ -140,7 +141,7 @@ const COLLECT_BUFFERS_EARLY = '--scavenger-max-new-space-capacity-mb=2'
 
 function openBackends(services: Services): Backends {
   setFlagsFromString(COLLECT_BUFFERS_EARLY)
-  const { config, log, pool, queues } = services
+  const { config, log, queues } = services
   const opened = new Map<BackendName, StorageBackend>()
   /** Staged bytes whose commit was confirmed. */
   const committed = new WeakSet<StagedUpload>()
@@ -199,7 +200,7 @@ function openBackends(services: Services): Backends {
           if (committed.has(staged)) return
           // The commit may have succeeded although its response was lost.
           if (provider === 'postgres') await store.abandon(place.location)
-          else if (!(await isReferenced(pool, place))) await store.delete(place.location)
+          else if (!(await isUsed(services, place).catch(() => true))) await store.delete(place.location)
         },
       }
       return staged
@@ -231,10 +232,22 @@ function openBackends(services: Services): Backends {
     remove: ({ storage, location }) =>
       reportMisconfiguration(services, storage, () => backend(storage).delete(location)),
     async abandon(place) {
-      if (!(await isReferenced(pool, place))) await backend(place.storage).abandon(place.location)
+      if (!(await isUsed(services, place))) await backend(place.storage).abandon(place.location)
     },
     problem: () => problem,
   }
+}
+
+/**
+ * Whether a file has bytes. External bytes stay where they are when their project is moved to another cell, so the cells of moved projects are queried too.
+ * @throws CELL_UNAVAILABLE while it cannot be known
+ */
+async function isUsed(services: Services, place: Location): Promise<boolean> {
+  const { cell, cells, pool } = services
+  if (!cells || !cell || place.storage === 'postgres') return isReferenced(pool, place)
+  await requireNoMoves(services, cells.home.pool)
+  for (const each of cells.sharing(cell.number)) if (await isReferenced(requireCell(each).pool, place)) return true
+  return false
 }
 
 /** Deletes the bytes of a deleted row: blobs in the transaction, external bytes by a message. */

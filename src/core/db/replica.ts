@@ -252,7 +252,7 @@ export class Replica {
         this.#awaited = Math.min(this.#awaited, required.position)
         return 'replay'
       }
-      await sleep(pause)
+      await sleep(Math.min(pause, Math.max(1, deadline - performance.now())))
     }
   }
 

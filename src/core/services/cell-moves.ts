@@ -89,5 +89,6 @@ export const endMove = ({ pool, secrets }: Home, cell: string, url?: string): Pr
       update cells c set url = coalesce(${sealed}, c.url), updated_at = now(),
         state = case c.state when 'moving' then m.state else c.state end
       from cell_moves m where c.name = ${cell} and m.cell = c.name`)
-    await tx.query(voidStatement`delete from cell_moves where cell = ${cell}`)
+    const { rowCount } = await tx.query(voidStatement`delete from cell_moves where cell = ${cell}`)
+    if (rowCount === 0) throw new CellRefusal(`another command has ended the move of cell ${cell}`)
   })

@@ -11,7 +11,7 @@ import type { Services } from '../base/services.ts'
 import { addressOf } from '../db/database-url.ts'
 import { clearNotifiedCaches } from '../db/notified-cache.ts'
 import { sealedColumn } from '../db/sealed.ts'
-import { sql } from '../db/sql.ts'
+import { idStatement, type Queryable, sql } from '../db/sql.ts'
 import { withoutTenant } from '../db/tenant-context.ts'
 import type { SealedFor } from '../secrets/secretbox.ts'
 import { findItem, findToken } from './held-items.ts'
@@ -127,12 +127,25 @@ type Opened = { url: string; services: OpenServices; serving: Serving | undefine
 export const unavailable = ({ name }: Pick<Cell, 'name'>, cause?: unknown): AppError =>
   new AppError('CELL_UNAVAILABLE', { cause, meta: { cell: name }, headers: { 'Retry-After': '5' } })
 
-const unavailableMove = ({ project_id, cell }: Exception): AppError =>
+/** Callers without rights on the project get it too, so it names neither the project nor the cell. */
+const unavailableMove = (): AppError =>
   new AppError('CELL_UNAVAILABLE', {
-    message: `Project ${project_id} is being moved to another cell`,
-    meta: { cell: cell ?? HOME.name },
+    message: 'A project is being moved to another cell',
     headers: { 'Retry-After': '5' },
   })
+
+/**
+ * Refuses while a project is on the way between cells: none of them has its rows then.
+ * @param db home
+ * @throws CELL_UNAVAILABLE
+ */
+export async function requireNoMoves({ cells }: Pick<Services, 'cells'>, db: Queryable): Promise<void> {
+  const moving = idStatement`select project_id as id from project_cells where moving_to is not null`
+  if (cells && (await db.exists(moving))) throw unavailableMove()
+}
+
+/** Most IDs of a request by which its cell is found. */
+const MAX_CONSIDERED = 8
 
 /** Positions of items that are kept until the directory changes. */
 const MAX_HELD = 10_000
@@ -236,7 +249,7 @@ export class Cells {
   ofProject(id: string): Services {
     const exception = this.#exceptions.get(id)
     if (!exception) return this.numbered(cellOfId(id))
-    if (exception.moving_to !== null) throw unavailableMove(exception)
+    if (exception.moving_to !== null) throw unavailableMove()
     return this.#ofException(exception)
   }
 
@@ -250,7 +263,7 @@ export class Cells {
       .filter(text => isId(text) || (tokens && isToken(text)))
     const numberOf = (text: string) => cellOfId(text) || (tokens ? cellOfToken(text) : 0)
     const first = named.find(text => numberOf(text) !== 0)
-    const considered = first === undefined ? named : [first]
+    const considered = first === undefined ? named.slice(0, MAX_CONSIDERED) : [first]
     if (!considered.some(text => this.#elsewhere.has(numberOf(text))))
       return first === undefined ? this.home : this.numbered(numberOf(first))
     return this.#find(considered, numberOf)
@@ -267,7 +280,7 @@ export class Cells {
   /** Raises CELL_UNAVAILABLE if something that the cell of a number made may belong to a project that is being moved. */
   requireSettled(number: number): void {
     const moving = this.#elsewhere.get(number)?.find(({ moving_to }) => moving_to !== null)
-    if (moving) throw unavailableMove(moving)
+    if (moving) throw unavailableMove()
   }
 
   #ofException({ cell }: Exception): Services {
@@ -313,7 +326,7 @@ export class Cells {
     const services = requireCell(cell)
     const project = await (isId(text) ? findItem : findToken)(services, text)
     const exception = typeof project === 'string' ? this.#exceptions.get(project) : undefined
-    if (exception && exception.moving_to !== null) throw unavailableMove(exception)
+    if (exception && exception.moving_to !== null) throw unavailableMove()
     return project !== undefined
   }
 

@@ -37,21 +37,37 @@ const TOKENS = `
   union all
   select project_id from orchestration_node_executions where callback_hash = encode(sha256(convert_to($1, 'UTF8')), 'hex')`
 
+/** Queries of prefixes whose table is not known read all tables: one at a time, as callers without rights may cause them. */
+const inTurn = processSingleton(() => {
+  let last: Promise<unknown> = Promise.resolve()
+  return <T>(work: () => Promise<T>): Promise<T> => {
+    const result = last.then(work)
+    last = result.catch(() => {})
+    return result
+  }
+})
+
 /** Returns the project of an item of a cell, null for an item without one; undefined if the cell does not have it. */
 export const findItem = (services: Services, id: string): Promise<string | null | undefined> =>
   withoutTenant(async () => {
     const prefix = id.slice(0, id.lastIndexOf('_'))
     const known = tableByPrefix.get(prefix)
-    const tables = known ? [known] : await tablesOf(services)()
-    const parts = tables.map(
-      ({ name, has_project }) =>
-        `select '${name}' as name, ${has_project ? 'project_id' : 'null'} as project from "${name}" where id = $1`,
-    )
-    const [found] = (await services.pool.any(rawQuery(parts.join(' union all '), [id]))) as readonly Found[]
+    if (known) return (await findIn(services, [known], id))?.project
+    const tables = await tablesOf(services)()
+    const found = await inTurn(services)(() => findIn(services, tables, id))
     const table = tables.find(({ name }) => name === found?.name)
     if (table) tableByPrefix.set(prefix, table)
     return found?.project
   })
+
+async function findIn({ pool }: Services, tables: readonly Table[], id: string): Promise<Found | undefined> {
+  const parts = tables.map(
+    ({ name, has_project }) =>
+      `select '${name}' as name, ${has_project ? 'project_id' : 'null'} as project from "${name}" where id = $1`,
+  )
+  const [found] = (await pool.any(rawQuery(parts.join(' union all '), [id]))) as readonly Found[]
+  return found
+}
 
 /** Like `findItem`, for a token in a path. */
 export const findToken = (services: Services, token: string): Promise<string | null | undefined> =>

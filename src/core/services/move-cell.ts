@@ -72,7 +72,7 @@ export type MovedCell = {
   rows: number
   bytes: number
   /** Schemas that remain at the source, and can be dropped. */
-  left: string[]
+  remaining_schemas: string[]
 }
 
 /** Sessions and names of a move. */
@@ -85,6 +85,7 @@ type Moving = {
   /** Name of slot, publication and subscription. */
   replica: string
   report: Report
+  requireLock: () => Promise<unknown>
 }
 
 const POLL_MS = 20
@@ -114,7 +115,7 @@ const STATEMENT_MS = 60_000
  */
 export const moveCell = (home: Home, name: string, url: string, report: Report): Promise<MovedCell> =>
   withoutTenant(() =>
-    alone(home, name, async () => {
+    alone(home, name, async requireLock => {
       const cell = await findCell(home, name)
       const before = await findMove(home, name)
       if (before && before.url !== url)
@@ -125,7 +126,7 @@ export const moveCell = (home: Home, name: string, url: string, report: Report):
       try {
         if (before && (await isFenced(source, before))) {
           report(`continuing the move: ${addressOf(cell.url)} refuses writes`)
-          return await withTarget(home, cell, source, before, report, finish)
+          return await withTarget(home, cell, source, before, { report, requireLock }, finish)
         }
         await requireSource(source)
         const target = await connect(url, { purpose: 'move' }).catch(error => {
@@ -134,7 +135,7 @@ export const moveCell = (home: Home, name: string, url: string, report: Report):
         await target.end()
         if (before) await undo(home, cell, source, before)
         const move = await begin(home, cell, source, url)
-        return await withTarget(home, cell, source, move, report, run)
+        return await withTarget(home, cell, source, move, { report, requireLock }, run)
       } finally {
         await source.end()
       }
@@ -162,15 +163,19 @@ export const cancelMove = (home: Home, name: string): Promise<{ state: string }>
     }),
   )
 
-/** Runs work on the move of a cell, for which no other command works. */
-async function alone<T>(home: Home, name: string, work: () => Promise<T>): Promise<T> {
+/** Runs work on the move of a cell, for which no other command works; `requireLock` fails if the session of the lock has ended. */
+async function alone<T>(
+  home: Home,
+  name: string,
+  work: (requireLock: () => Promise<unknown>) => Promise<T>,
+): Promise<T> {
   const session = await connect(home.config.DATABASE_LISTEN_URL, { purpose: 'move' })
   try {
     const [{ locked }] = await rowsOf(session, `select pg_try_advisory_lock(hashtext($1)) as locked`, [
       `muster move ${await schemaOf(session)} ${name}`,
     ])
     if (!locked) throw new CellRefusal(`another command moves cell ${name}`)
-    return await work()
+    return await work(() => session.query('select'))
   } finally {
     await session.end()
   }
@@ -224,12 +229,12 @@ async function withTarget<T>(
   cell: Moving['cell'],
   source: DatabaseClient,
   move: CellMove,
-  report: Report,
+  watched: Pick<Moving, 'report' | 'requireLock'>,
   work: (moving: Moving) => Promise<T>,
 ): Promise<T> {
   const target = await connect(move.url, { purpose: 'move' })
   try {
-    return await work({ home, cell, move, source, target, replica: await replicaName(source, move), report })
+    return await work({ home, cell, move, source, target, replica: await replicaName(source, move), ...watched })
   } finally {
     await target.end()
   }
@@ -431,6 +436,7 @@ async function pause(moving: Moving): Promise<MovedCell> {
       report(`cell ${cell.name} takes no requests`)
       await untilClosed(moving)
       await injectFault(home, 'move_paused')
+      await moving.requireLock()
       await fence(moving, homeSession, tables)
       await injectFault(home, 'move_fenced')
       return await switchOver(moving, homeSession, since)
@@ -547,9 +553,10 @@ async function switchOver(moving: Moving, homeSession: DatabaseClient, since: nu
   await dropSubscriptions(source, await publicationOf(homeSession))
   await makeCopies(home, homeSession, { ...cell, url: move.url })
   await injectFault(home, 'move_copied')
+  await moving.requireLock()
   await endMove(home, cell.name, move.url)
   const pauseMs = Math.round(performance.now() - since)
-  return { ...(await describe(moving)), pause_ms: pauseMs, left }
+  return { ...(await describe(moving)), pause_ms: pauseMs, remaining_schemas: left }
 }
 
 async function hasSubscription(target: DatabaseClient, name: string): Promise<boolean> {
@@ -562,7 +569,7 @@ async function hasSubscription(target: DatabaseClient, name: string): Promise<bo
   return row !== undefined
 }
 
-async function describe({ cell, move, target }: Moving): Promise<Omit<MovedCell, 'pause_ms' | 'left'>> {
+async function describe({ cell, move, target }: Moving): Promise<Omit<MovedCell, 'pause_ms' | 'remaining_schemas'>> {
   const tables = await tablesOf(target, move.layout)
   const [{ rows, bytes }] = await rowsOf(
     target,
@@ -585,6 +592,7 @@ async function undo(home: Home, cell: Moving['cell'], source: DatabaseClient, mo
     await source.query(`drop publication if exists ${replica}`)
     const wasFenced = await isFenced(source, move)
     if (wasFenced) await unfence(source, move)
+    if (target) await endCopies(home, target)
     if (target) await inTransactionOf(target, () => emptyTarget(source, target, move))
     await changingCopies(home, async homeSession => {
       if (wasFenced || (await isPaused(home, cell.name))) await makeCopies(home, homeSession, cell)
@@ -595,11 +603,15 @@ async function undo(home: Home, cell: Moving['cell'], source: DatabaseClient, mo
   }
 }
 
+/** Ends the copies of the rows of home to a target that is abandoned after they began. */
+const endCopies = (home: Home, target: DatabaseClient): Promise<void> =>
+  changingCopies(home, async homeSession => dropSubscriptions(target, await publicationOf(homeSession)))
+
 const isPaused = async (home: Home, name: string): Promise<boolean> =>
   (await listDirectory(home.pool, home)).some(cell => cell.name === name && cell.state === 'moving')
 
-/** Tables by which a migrated database is recognized. */
-const BOOKKEEPING = new Set(['migrations', 'breaking_migrations', 'version', 'queue'])
+/** Tables whose rows a migration writes. */
+const BOOKKEEPING = new Set(['migrations', 'breaking_migrations', 'version', 'queue', 'write_probe'])
 
 /** Leaves a target as after its migration. */
 async function emptyTarget(source: DatabaseClient, target: DatabaseClient, move: CellMove): Promise<void> {

@@ -19,10 +19,11 @@ import {
   isComplete,
   isUnchanged,
   MOVED_HOLDER,
+  onConflictOf,
   type ProjectTable,
   tablesOfProject,
 } from './project-rows.ts'
-import { connect, rowsOf } from './replication.ts'
+import { connect, FORMATS, rowsOf } from './replication.ts'
 
 /**
  * Moves a project to another cell. For the source a move is the deletion of the project, for the target the recovery of its work
@@ -46,7 +47,6 @@ const HEARD_MS = 1000
 
 const BATCH_BYTES = 4_000_000
 const BATCH_ROWS = 1000
-const FIRST_ROWS = 20
 
 /** Tries of the transaction at the source, which a deadlock with a writer may end. */
 const TRIES = 10
@@ -54,28 +54,22 @@ const CONFLICTS = new Set<string | null>(['40P01', '40001', '55P03'])
 
 const INSUFFICIENT_PRIVILEGE = '42501'
 
-/** Formats of values as text, which must be the same at both ends. */
-const FORMATS = `set datestyle = 'ISO, MDY'; set intervalstyle = 'postgres'; set time zone 'UTC'; set extra_float_digits = 1;
-  set bytea_output = 'hex'; set statement_timeout = 0; set idle_in_transaction_session_timeout = 0; set lock_timeout = 0;
-  set synchronous_commit = on`
+/** Settings of sessions that wait for locks, and for the other side. */
+const SETTINGS = `set statement_timeout = 0; set lock_timeout = '30s'; set synchronous_commit = on;
+  set idle_in_transaction_session_timeout = '10min'`
 
 async function connectTo(cell: Cell): Promise<DatabaseClient> {
   const client = await connect(requireCell(cell).config.DATABASE_LISTEN_URL, { purpose: 'move' })
   await client.query(FORMATS)
+  await client.query(SETTINGS)
   return client
 }
 
-async function openSession(cell: Cell): Promise<Session> {
-  const client = await connectTo(cell)
-  try {
-    const tables = await tablesOfProject(client)
-    const columns = new Map<string, Column[]>()
-    for (const { name } of tables) columns.set(name, await columnsOf(client, name))
-    return { cell, client, tables, columns }
-  } catch (error) {
-    await client.end()
-    throw error
-  }
+async function openSession(cell: Cell, client: DatabaseClient): Promise<Session> {
+  const tables = await tablesOfProject(client)
+  const columns = new Map<string, Column[]>()
+  for (const { name } of tables) columns.set(name, await columnsOf(client, name))
+  return { cell, client, tables, columns }
 }
 
 /**
@@ -111,8 +105,16 @@ async function runMove(cells: Cells, id: string, name: string, onStep: (text: st
     if (source.name === other.name) refuse(`project ${id} is in ${source.name}`)
     for (const cell of [source, other]) requireServed(cell)
     if (!resumed && other.state !== 'open') refuse(`cell ${other.name} is ${other.state}`)
-    const move: Move = { cells, directory, id, source: await openSession(source), target: await openSession(other) }
-    opened.push(move.source.client, move.target.client)
+    for (const cell of [source, other]) opened.push(await connectTo(cell))
+    const [, from, to] = opened
+    await requireSameMigrations(from, to)
+    const move: Move = {
+      cells,
+      directory,
+      id,
+      source: await openSession(source, from),
+      target: await openSession(other, to),
+    }
     if (!resumed) await requireMovable(move)
     else if (name === source.name) return await cancelMove(move)
     return await carryOut(move, onStep)
@@ -149,27 +151,33 @@ const hasProject = async ({ client }: Session, id: string, lock = ''): Promise<b
 async function requireMovable({ id, source, target }: Move): Promise<void> {
   if (!(await hasProject(source, id))) refuse(`no project is called ${id}`)
   await requireSameSchema(source, target)
-  const shared = await rowsOf(
-    source.client,
-    `select distinct s.id from shares s where exists (
-       select from (select share_id, project_id from share_acceptances union all select share_id, project_id from share_usage) u
-       where u.share_id = s.id and u.project_id <> s.project_id and $1 in (u.project_id, s.project_id)) order by s.id limit 10`,
-    [id],
-  )
-  if (shared.length > 0)
-    refuse(
-      `project ${id} shares with projects of ${source.cell.name}: delete ${shared.map(row => row.id).join(', ')} first`,
-    )
+  await requireUnshared(source, id)
   for (const session of [source, target]) {
     await setReplicaRole(session)
     await session.client.query('reset session_replication_role')
   }
 }
 
-async function requireSameSchema(source: Session, target: Session): Promise<void> {
+/** @throws CellRefusal if the project shares with another one, which would remain in its cell */
+async function requireUnshared({ client, cell }: Session, id: string): Promise<void> {
+  const shared = await rowsOf(
+    client,
+    `select distinct s.id from shares s where exists (
+       select from (select share_id, project_id from share_acceptances union all select share_id, project_id from share_usage) u
+       where u.share_id = s.id and u.project_id <> s.project_id and $1 in (u.project_id, s.project_id)) order by s.id limit 10`,
+    [id],
+  )
+  if (shared.length > 0)
+    refuse(`project ${id} shares with projects of ${cell.name}: delete ${shared.map(row => row.id).join(', ')} first`)
+}
+
+async function requireSameMigrations(...clients: [DatabaseClient, DatabaseClient]): Promise<void> {
   const statement = `select string_agg(name, ',' order by name) as names from migrations`
-  const [[here], [there]] = await Promise.all([source, target].map(({ client }) => rowsOf(client, statement)))
+  const [[here], [there]] = await Promise.all(clients.map(client => rowsOf(client, statement)))
   if (here.names !== there.names) refuse('the cells are not migrated alike: run muster migrate')
+}
+
+async function requireSameSchema(source: Session, target: Session): Promise<void> {
   for (const { name } of source.tables) {
     const [own, others] = [source, target].map(({ columns }) => JSON.stringify(columns.get(name)))
     if (own !== others) refuse(`the columns of ${name} differ between ${source.cell.name} and ${target.cell.name}`)
@@ -254,7 +262,7 @@ async function takeRows(move: Move): Promise<boolean> {
     }
 }
 
-async function takeOnce({ cells, id, source, target }: Move): Promise<boolean> {
+async function takeOnce({ cells, directory, id, source, target }: Move): Promise<boolean> {
   await source.client.query('begin')
   await setReplicaRole(source, 'local')
   // Rows before their project, as writers lock them; then those that were inserted until the project was locked.
@@ -264,6 +272,7 @@ async function takeOnce({ cells, id, source, target }: Move): Promise<boolean> {
     return false
   }
   await lockParents(source, id)
+  await requireUnshared(source, id)
   await target.client.query('begin')
   await dropStaged(target, id)
   const tables: Record<string, Counted> = {}
@@ -284,6 +293,8 @@ async function takeOnce({ cells, id, source, target }: Move): Promise<boolean> {
   await target.client.query('commit')
   await injectFault(cells.home, 'move_staged')
   await notifyMoved(source, id)
+  // Without its session at home, the command has lost the lock of the move.
+  await rowsOf(directory, 'select')
   await source.client.query('commit')
   return true
 }
@@ -313,6 +324,7 @@ async function stageTable(source: Session, target: Session, id: string, table: P
     found = false
     for await (const batch of takeBatches(source, id, table)) {
       found = true
+      if (batch.length === 0) continue
       await target.client.query(
         `insert into moving_rows (project_id, table_name, line)
          select $1, $2, value from json_array_elements_text($3::json)`,
@@ -327,25 +339,40 @@ async function stageTable(source: Session, target: Session, id: string, table: P
 
 type Taken = { line: string; hash: string }
 
+/** Yields the rows of each batch, of which some may have been changed meanwhile: these are found by a further pass. */
 async function* takeBatches({ client }: Session, id: string, { name, where }: ProjectTable): AsyncGenerator<Taken[]> {
-  await client.query(`declare taken no scroll cursor for select t.ctid::text as place from ${name} t where ${where}`, [
-    id,
-  ])
-  for (let size = FIRST_ROWS; ; ) {
-    const places = await rowsOf(client, `fetch ${size} from taken`)
-    if (places.length === 0) break
-    const batch = (await rowsOf(
-      client,
-      `with gone as (delete from ${name} t where t.ctid = any ($1::tid[]) returning t::text as line)
-       select line, hashtextextended(line, 0)::text as hash from gone`,
-      [places.map(({ place }) => place)],
-    )) as Taken[]
-    if (batch.length === 0) continue
-    yield batch
-    const bytes = batch.reduce((sum, { line }) => sum + line.length, 0) / batch.length
-    size = Math.max(1, Math.min(BATCH_ROWS, Math.floor(BATCH_BYTES / bytes)))
+  await client.query(
+    `declare taken no scroll cursor for
+     select t.ctid::text as place, octet_length(t::text) as bytes from ${name} t where ${where}`,
+    [id],
+  )
+  for (;;) {
+    const found = await rowsOf(client, `fetch ${BATCH_ROWS} from taken`)
+    if (found.length === 0) break
+    for (const places of batchesOf(found))
+      yield await rowsOf(
+        client,
+        `with gone as (delete from ${name} t where t.ctid = any ($1::tid[]) returning t::text as line)
+         select line, hashtextextended(line, 0)::text as hash from gone`,
+        [places],
+      )
   }
   await client.query('close taken')
+}
+
+/** Divides rows into batches of at most BATCH_BYTES, or of one row. */
+function batchesOf(rows: readonly { place: string; bytes: number }[]): string[][] {
+  const batches: string[][] = []
+  let rest = 0
+  for (const { place, bytes } of rows) {
+    if (bytes > rest) {
+      batches.push([])
+      rest = BATCH_BYTES
+    }
+    batches.at(-1)?.push(place)
+    rest -= bytes
+  }
+  return batches
 }
 
 /** @throws if the staged rows are not those that left the source */
@@ -387,8 +414,9 @@ async function placeRows(move: Move): Promise<number> {
   ])
   if (!staged) {
     await client.query('rollback')
-    if (!(await hasProject(target, id))) refuse(`project ${id} is in neither cell`)
-    return 0
+    if (await hasProject(target, id)) return 0
+    await move.directory.query('delete from project_cells where project_id = $1', [id])
+    refuse(`project ${id} was deleted`)
   }
   const tables = staged.tables as Record<string, Counted>
   await requireStaged(target, id, tables)
@@ -402,6 +430,7 @@ async function placeRows(move: Move): Promise<number> {
     if (isComplete(name) && rowCount !== rows) throw new Error(`${rowCount} of ${rows} rows of ${name} were inserted`)
   }
   await requirePlaced(target, id, tables)
+  await requireReferences(target, id, Object.keys(tables))
   await client.query(`select setval(pg_get_serial_sequence('case_timeline', 'seq'),
     (select greatest(max(seq), (select last_value from case_timeline_seq_seq)) from case_timeline))
     where exists (select from case_timeline)`)
@@ -425,6 +454,26 @@ async function requirePlaced({ client, tables, columns }: Session, id: string, s
       throw new Error(
         `rows of ${name} differ from the source: ${describe(expected)}, then ${describe(found as Counted)}`,
       )
+  }
+}
+
+const REFERENCES_TO_HOME = `
+  select conrelid::regclass::text as child, quote_ident(attname) as "column", confrelid::regclass::text as parent
+  from pg_constraint join pg_attribute on attrelid = conrelid and attnum = conkey[1]
+  where contype = 'f' and confrelid in ('users'::regclass, 'policies'::regclass)`
+
+/** @throws CellRefusal if a user or policy that rows reference does not exist: a key would lose its boundary */
+async function requireReferences({ client, tables }: Session, id: string, names: readonly string[]): Promise<void> {
+  for (const { child, column, parent } of await rowsOf(client, REFERENCES_TO_HOME)) {
+    const table = tables.find(({ name }) => name === child && names.includes(name))
+    if (!table) continue
+    const [missing] = await rowsOf(
+      client,
+      `select t.${column} as id from ${child} t
+       where ${table.where} and t.${column} is not null and not exists (select from ${parent} p where p.id = t.${column}) limit 1`,
+      [id],
+    )
+    if (missing) refuse(`rows of ${child} reference ${missing.id}, which does not exist at home`)
   }
 }
 
@@ -465,34 +514,38 @@ async function recoverWork({ cell }: Session): Promise<void> {
   for (const { name } of queues.all()) services.queues.wake(name, 'now')
 }
 
-const STRAGGLERS = 'audit_entries'
+/** Tables whose rows of after the move are added to the target, and of those that are deleted. */
+const ADDED = ['audit_entries', 'row_count_shards']
+const DISCARDED = ['audit_seal_batches', 'audit_chain_starts', 'unfolded_usage', 'folded_run_usage']
 
 /** Takes rows without a foreign key that processes wrote at the source before they received the change of the directory. */
 async function takeStragglers({ id, source, target }: Move): Promise<void> {
+  const conditionOf = (name: string) => (source.tables.find(table => table.name === name) as ProjectTable).where
   await source.client.query('begin')
   await setReplicaRole(source, 'local')
-  const taken = await rowsOf(
-    source.client,
-    `with gone as (delete from ${STRAGGLERS} t where t.project_id = $1 returning t::text as line) select line from gone`,
-    [id],
-  )
-  const columns = (target.columns.get(STRAGGLERS) as Column[]).map(({ name }) => `"${name}"`)
-  await target.client.query(
-    `insert into ${STRAGGLERS} (${columns.join(', ')})
-     select ${columns.map(name => `(x.r).${name}`).join(', ')} from (
-       select line::${STRAGGLERS} as r from json_array_elements_text($1::json) as l (line) offset 0) x
-     on conflict do nothing`,
-    [JSON.stringify(taken.map(({ line }) => line))],
-  )
-  for (const name of [
-    'audit_seal_batches',
-    'audit_chain_starts',
-    'row_count_shards',
-    'unfolded_usage',
-    'folded_run_usage',
-  ]) {
-    const { where } = source.tables.find(table => table.name === name) as ProjectTable
-    await source.client.query(`delete from ${name} t where ${where}`, [id])
+  for (const name of ADDED) {
+    const taken = await rowsOf(
+      source.client,
+      `with gone as (delete from ${name} t where ${conditionOf(name)} returning t::text as line) select line from gone`,
+      [id],
+    )
+    await addRows(
+      target,
+      name,
+      taken.map(({ line }) => line),
+    )
   }
+  for (const name of DISCARDED) await source.client.query(`delete from ${name} t where ${conditionOf(name)}`, [id])
   await source.client.query('commit')
+}
+
+async function addRows({ client, columns }: Session, name: string, lines: readonly string[]): Promise<void> {
+  const names = (columns.get(name) as Column[]).map(column => `"${column.name}"`)
+  await client.query(
+    `insert into ${name} as c (${names.join(', ')})
+     select ${names.map(each => `(x.r).${each}`).join(', ')} from (
+       select line::${name} as r from json_array_elements_text($1::json) as l (line) offset 0) x
+     ${onConflictOf(name) || 'on conflict do nothing'}`,
+    [JSON.stringify(lines)],
+  )
 }

@@ -1,7 +1,7 @@
 import type { DatabaseClient } from '../db/pg-client.ts'
 import type { CellSchemas, TargetLayout } from './cell-moves.ts'
 import { HOME_TABLES } from './copied-rows.ts'
-import { rowsOf } from './replication.ts'
+import { FORMATS, rowsOf } from './replication.ts'
 
 /**
  * The tables of a cell that is moved, at its source and in its target. Logical replication finds tables by schema and name, so the
@@ -140,7 +140,7 @@ async function emptyTables(client: DatabaseClient, tables: readonly CellTable[])
     [names],
   )
   for (const { of, name } of guards) await client.query(`alter table ${of} disable trigger ${name}`)
-  await client.query(`truncate ${names.join(', ')}`)
+  await client.query(`truncate ${names.join(', ')} restart identity`)
   for (const { of, name } of guards) await client.query(`alter table ${of} enable trigger ${name}`)
 }
 
@@ -157,7 +157,9 @@ export async function restoreTarget(
   for (const schema of layout.created) await client.query(`drop schema if exists "${schema}"`)
 }
 
-const BATCH_ROWS = 500
+const FIRST_ROWS = 10
+const MOST_ROWS = 200
+const BATCH_CHARACTERS = 4_000_000
 
 /** Copies the rows of a table that is not replicated. */
 export async function copyTable(
@@ -165,29 +167,31 @@ export async function copyTable(
   target: DatabaseClient,
   from: CellTable,
   to: CellTable,
-): Promise<number> {
+): Promise<void> {
   const columns = await rowsOf(
     target,
     `select quote_ident(attname) as name from pg_attribute
      where attrelid = $1::regclass and attnum > 0 and not attisdropped and attgenerated = ''`,
     [qualified(to)],
   )
-  const names = columns.map(({ name }) => name).join(', ')
-  let count = 0
+  const names = columns.map(({ name }) => name as string)
+  for (const session of [source, target]) await session.query(FORMATS)
   await inTransactionOf(source, async () => {
-    await source.query(`declare moved no scroll cursor for select to_jsonb(t)::text as row from ${qualified(from)} t`)
-    for (;;) {
-      const rows = (await rowsOf(source, `fetch ${BATCH_ROWS} from moved`)).map(({ row }) => row)
+    await source.query(`declare moved no scroll cursor for select t::text as row from ${qualified(from)} t`)
+    for (let size = FIRST_ROWS; ; ) {
+      const rows = (await rowsOf(source, `fetch ${size} from moved`)).map(({ row }) => row as string)
       if (rows.length === 0) return
-      count += rows.length
+      const average = rows.reduce((sum, row) => sum + row.length, 0) / rows.length
+      // Grows slowly, as large rows may follow small ones.
+      size = Math.max(1, Math.min(2 * size, MOST_ROWS, Math.floor(BATCH_CHARACTERS / average)))
       await target.query(
-        `insert into ${qualified(to)} (${names}) overriding system value
-         select ${names} from jsonb_populate_recordset(null::${qualified(to)}, $1::jsonb)`,
-        [`[${rows.join(',')}]`],
+        `insert into ${qualified(to)} (${names.join(', ')}) overriding system value
+         select ${names.map(name => `(x.r).${name}`).join(', ')} from (
+           select line::${qualified(to)} as r from json_array_elements_text($1::json) as l (line) offset 0) x`,
+        [JSON.stringify(rows)],
       )
     }
   })
-  return count
 }
 
 /** Sets the sequences of a target to the values of the source. */

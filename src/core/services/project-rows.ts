@@ -46,6 +46,7 @@ const OTHERS: ReadonlySet<string> = new Set([
   'audit_sealing',
   'audit_verifications',
   'breaking_migrations',
+  'cell_moves',
   'cells',
   'embedding_spaces',
   'login_failures',
@@ -151,6 +152,9 @@ const ON_CONFLICT: Record<string, string> = {
   task_state_counts: 'on conflict (workflow_id, state, shard) do update set count = c.count + excluded.count',
 }
 
+/** Returns the clause by which rows are added to those that the cell has; empty if there are none. */
+export const onConflictOf = (name: string): string => ON_CONFLICT[name] ?? ''
+
 /** Whether the rows of a table are the same in both cells. */
 export const isUnchanged = (name: string, columns: readonly Column[]): boolean =>
   !(name in VALUES) && !(name in ON_CONFLICT) && !columns.some(isChanged)
@@ -183,7 +187,7 @@ export function insertOf(table: string, columns: readonly Column[], spaces: Read
     insert into ${table} as c (${chosen.map(({ name }) => name).join(', ')}) overriding system value
     select ${chosen.map(({ value }) => value).join(', ')} from (
       select line::${table} as r from moving_rows where project_id = $1 and table_name = $2 order by position offset 0) x
-    ${ON_CONFLICT[table] ?? ''}`
+    ${onConflictOf(table)}`
 }
 
 function valueIn(table: string, column: string, spaces: ReadonlyMap<number, number>): string | null {

@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { DatabaseClient } from '../db/pg-client.ts'
+import { withParameters } from '../db/database-url.ts'
+import { DatabaseClient, KEEPALIVE_OPTIONS, SESSION_TIMEOUTS } from '../db/pg-client.ts'
 
 /** Sessions, slots and subscriptions of logical replication between the databases of a deployment. */
 
@@ -7,12 +8,22 @@ import { DatabaseClient } from '../db/pg-client.ts'
 export const rowsOf = async (client: DatabaseClient, text: string, values: unknown[] = []): Promise<any[]> =>
   (await client.query(text, values)).rows
 
+/** Statement that sets the formats of values as text, which must be the same in two databases. */
+export const FORMATS = `set datestyle = 'ISO, MDY'; set intervalstyle = 'postgres'; set time zone 'UTC'; set extra_float_digits = 1;
+  set bytea_output = 'hex'`
+
 /** Opens a session of an administrator; names without a schema are in the schema of the URL. */
 export async function connect(
   connectionString: string,
   { purpose = 'copies', ...options }: { purpose?: string; replication?: 'database' } = {},
 ): Promise<DatabaseClient> {
-  const client = new DatabaseClient({ connectionString, application_name: `muster ${purpose}`, ...options } as never)
+  // The server ends the session of a host that is lost, which may hold the locks of a cell.
+  const { idle_in_transaction_session_timeout } = SESSION_TIMEOUTS
+  const client = new DatabaseClient({
+    connectionString: withParameters(connectionString, { options: KEEPALIVE_OPTIONS }),
+    application_name: `muster ${purpose}`,
+    ...(options.replication ? options : { idle_in_transaction_session_timeout }),
+  } as never)
   client.on('error', () => {})
   await client.connect()
   return client

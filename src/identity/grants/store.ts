@@ -243,6 +243,12 @@ export const listAbsentProjects = (db: Queryable): Promise<readonly { id: string
     where g.project_id is not null and c.moving_to is null
       and not exists (select from projects p where p.id = g.project_id)`)
 
+/** Whether a project is not on the way to another cell, and in the cell in which a list had it. Primary key of project_cells. */
+export const isStillIn = (db: Queryable, { id, cell }: { id: string; cell: string | null }): Promise<boolean> =>
+  db.oneFirst(sql.type(z.object({ still: z.boolean() }))`
+    select not exists (
+      select from project_cells where project_id = ${id} and (moving_to is not null or cell is distinct from ${cell})) as still`)
+
 /** Deletes the grants of a project and returns their number. Index oauth_grants_project. */
 export const deleteGrantsOfProject = async (db: Queryable, projectId: string): Promise<number> =>
   (await db.query(voidStatement`delete from oauth_grants where project_id = ${projectId}`)).rowCount

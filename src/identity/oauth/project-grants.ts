@@ -2,7 +2,7 @@ import type { Services } from '#core/base/services.ts'
 import { idStatement } from '#core/db/sql.ts'
 import { requireCell } from '#core/services/cells.ts'
 import { isolateFailures } from '#core/work/sweeps.ts'
-import { deleteGrantsOfProject, listAbsentProjects } from '../grants/store.ts'
+import { deleteGrantsOfProject, isStillIn, listAbsentProjects } from '../grants/store.ts'
 import { principalsChanged } from '../principals/principals.ts'
 
 /**
@@ -18,7 +18,8 @@ export async function sweepGrantsOfCells(services: Services): Promise<number> {
       const moved = cell === null ? undefined : cells.named(cell)
       const { pool } = moved ? requireCell(moved) : cells.ofProject(id)
       if (await pool.exists(idStatement`select id from projects where id = ${id}`)) return
-      deleted += await services.write(tx => {
+      deleted += await services.write(async tx => {
+        if (!(await isStillIn(tx, { id, cell }))) return 0
         principalsChanged(tx, `project:${id}`)
         return deleteGrantsOfProject(tx, id)
       })

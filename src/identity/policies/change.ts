@@ -5,6 +5,7 @@ import { countsText, raise } from '#core/base/errors.ts'
 import type { Services } from '#core/base/services.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import { noVersion } from '#core/resources/version.ts'
+import { requireNoMoves } from '#core/services/cells.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { principalsChanged } from '../principals/principals.ts'
 import { type PolicyRow, type PolicyVersion, policyDocumentProblems } from './model.ts'
@@ -69,6 +70,7 @@ export async function comparePolicyVersions(db: Queryable, id: string, from: num
 export async function requireUnattached(services: Services, tx: Tx, policy: PolicyRow): Promise<void> {
   refuseManaged(policy, 'policies:DeletePolicy')
   const holders = await listPolicyHolders(services, tx, policy.id)
+  await requireNoMoves(services, tx)
   if (holders.length === 0) return
   const counts: Record<string, number> = { users: 0, project_keys: 0, triggers: 0, webhooks: 0 }
   const sample_ids: Record<string, string[]> = {}

@@ -10,6 +10,7 @@ import { newId } from '#core/base/ids.ts'
 import { sql } from '#core/db/sql.ts'
 import type { Caller } from '#core/iam/caller.ts'
 import { resource } from '#core/resources/resource.ts'
+import { requireNoMoves } from '#core/services/cells.ts'
 import { principalsChanged } from '../principals/principals.ts'
 import { AuthoredDefinition, listAuthoredDefinitions } from './authored.ts'
 import { bootstrapAdmin } from './bootstrap.ts'
@@ -260,7 +261,10 @@ export const userOperations: Operation[] = [
     gate: 'admin',
     answers: { 204: null },
     raises: ['LAST_ADMIN_REQUIRED'],
-    run: ({ resource, tx }) => deleteUser(tx, resource.id),
+    async run({ resource, tx, services }) {
+      await requireNoMoves(services, tx)
+      await deleteUser(tx, resource.id)
+    },
   }),
   itemOperation(userKind, {
     id: 'resetUserPassword',
