@@ -111,7 +111,7 @@ describe('state of src', () => {
   const detached: string[] = []
 
   before(function () {
-    this.timeout(30_000)
+    this.timeout(120_000)
     const files = fs.readdirSync(src, { recursive: true, encoding: 'utf8' }).filter(file => file.endsWith('.ts'))
     assert.ok(files.length > 1000, `${files.length} files`)
     const sources = new Map(files.map(file => [file, parse(fs.readFileSync(path.join(src, file), 'utf8'))]))

@@ -83,6 +83,8 @@ describe('a release', function () {
       program('scripts/service-package.ts', folder),
     ])
     printed = dry
+    // Without it, a release would run all tests before it is refused.
+    assert.ok(fs.existsSync(made), printed.stderr)
     again = packed.stdout.trim()
     await run('tar', ['-xzf', again, '-C', folder])
     const server = await startRegistry(again, readJson(path.join(folder, 'package/package.json')))
