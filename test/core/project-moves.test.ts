@@ -204,6 +204,41 @@ describe('a project that is moved while it is in use', function () {
     assert.deepEqual(await cells.rows(cells.home, 'select * from project_cells where project_id = $1', [id]), [])
   })
 
+  it('is on the way: users and policies are not deleted, and nobody without rights reads its name', async () => {
+    const id = `proj_${'7'.repeat(26)}`
+    const policy = await postedBy(cells.admin, '/policies', {
+      name: 'free',
+      document: { statement: [{ effect: 'Allow', action: ['agents:ListAgents'], resource: ['*'] }] },
+    })
+    const user = await postedBy(cells.admin, '/users', { username: 'una', password: 'correct horse battery' })
+    const paths = [`/policies/${policy.id}`, `/users/${user.id}`]
+    await cells.rows(
+      cells.home,
+      `insert into project_cells (project_id, moving_to, numbers) values ($1, 'second', '{0}')`,
+      [id],
+    )
+    for (const path of paths) {
+      const { status, body } = await cells.admin.delete(path)
+      assert.deepEqual([status, body.error.code], [503, 'CELL_UNAVAILABLE'], path)
+    }
+    const stranger = cells.as(`sk_${'a'.repeat(43)}`)
+    const refusal = await eventually(async () => {
+      const reply = await stranger.get('/conversations')
+      return reply.status === 503 && reply.body
+    })
+    assert.ok(
+      !JSON.stringify(refusal).includes(id) && !JSON.stringify(refusal).includes('second'),
+      JSON.stringify(refusal),
+    )
+    // The project was deleted when its move had begun.
+    const { code, stderr } = await move(cells, id, 'second')
+    assert.equal(code, 1)
+    assert.match(stderr, /was deleted/)
+    assert.deepEqual(await cells.rows(cells.home, 'select * from project_cells where project_id = $1', [id]), [])
+    for (const path of paths) assert.equal((await cells.admin.delete(path)).status, 204, path)
+    await eventually(async () => (await stranger.get('/conversations')).status === 401)
+  })
+
   it('is listed in its cell, and may have many rows', async () => {
     const { id, key } = await cells.project('home')
     await cells.rows(
