@@ -204,7 +204,7 @@ describe('a project that is moved while it is in use', function () {
     assert.deepEqual(await cells.rows(cells.home, 'select * from project_cells where project_id = $1', [id]), [])
   })
 
-  it('is on the way: users and policies are not deleted, and nobody without rights reads its name', async () => {
+  it('is on the way: users and policies are not deleted, and callers without rights do not read its name', async () => {
     const id = `proj_${'7'.repeat(26)}`
     const policy = await postedBy(cells.admin, '/policies', {
       name: 'free',
