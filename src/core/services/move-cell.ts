@@ -54,8 +54,6 @@ import {
  * An interrupted move begins again before the fence, and is finished after it. Until the directory is changed it can be cancelled.
  */
 
-type Home = Services
-
 /** Reports progress. */
 type Report = (text: string) => void
 
@@ -77,7 +75,7 @@ export type MovedCell = {
 
 /** Sessions and names of a move. */
 type Moving = {
-  home: Home
+  home: Services
   cell: { name: string; number: number; url: string }
   move: CellMove
   source: DatabaseClient
@@ -113,7 +111,7 @@ const STATEMENT_MS = 60_000
  * Moves a cell to the database of a URL, or continues the move there.
  * @throws CellRefusal if the cell or the database does not permit it
  */
-export const moveCell = (home: Home, name: string, url: string, report: Report): Promise<MovedCell> =>
+export const moveCell = (home: Services, name: string, url: string, report: Report): Promise<MovedCell> =>
   withoutTenant(() =>
     alone(home, name, async requireLock => {
       const cell = await findCell(home, name)
@@ -147,7 +145,7 @@ export const moveCell = (home: Home, name: string, url: string, report: Report):
  * @returns the state
  * @throws CellRefusal if no move has begun
  */
-export const cancelMove = (home: Home, name: string): Promise<{ state: string }> =>
+export const cancelMove = (home: Services, name: string): Promise<{ state: string }> =>
   withoutTenant(() =>
     alone(home, name, async () => {
       const cell = await findCell(home, name)
@@ -165,7 +163,7 @@ export const cancelMove = (home: Home, name: string): Promise<{ state: string }>
 
 /** Runs work on the move of a cell, for which no other command works; `requireLock` fails if the session of the lock has ended. */
 async function alone<T>(
-  home: Home,
+  home: Services,
   name: string,
   work: (requireLock: () => Promise<unknown>) => Promise<T>,
 ): Promise<T> {
@@ -181,7 +179,7 @@ async function alone<T>(
   }
 }
 
-async function findCell(home: Home, name: string) {
+async function findCell(home: Services, name: string) {
   if (name === HOME.name) throw new CellRefusal('home cannot be moved: it is the database of DATABASE_URL')
   const cell = (await listDirectory(home.pool, home)).find(each => each.name === name)
   if (!cell) throw new CellRefusal(`no cell is called ${name}`)
@@ -195,7 +193,7 @@ async function findCell(home: Home, name: string) {
  * Requires that a name is of a cell that can be moved.
  * @throws CellRefusal
  */
-export const requireMovable = async (home: Home, name: string): Promise<void> => void (await findCell(home, name))
+export const requireMovable = async (home: Services, name: string): Promise<void> => void (await findCell(home, name))
 
 async function requireSource(source: DatabaseClient): Promise<void> {
   const [{ wal_level }] = await rowsOf(source, `select current_setting('wal_level') as wal_level`)
@@ -225,7 +223,7 @@ async function replicaName(source: DatabaseClient, move: CellMove): Promise<stri
 }
 
 async function withTarget<T>(
-  home: Home,
+  home: Services,
   cell: Moving['cell'],
   source: DatabaseClient,
   move: CellMove,
@@ -242,7 +240,7 @@ async function withTarget<T>(
 
 /** Migrates the target and records the move. */
 async function begin(
-  home: Home,
+  home: Services,
   cell: Awaited<ReturnType<typeof findCell>>,
   source: DatabaseClient,
   url: string,
@@ -583,7 +581,7 @@ async function describe({ cell, move, target }: Moving): Promise<Omit<MovedCell,
 }
 
 /** Returns a cell to its source, which takes writes again, and empties the target if it answers. */
-async function undo(home: Home, cell: Moving['cell'], source: DatabaseClient, move: CellMove): Promise<void> {
+async function undo(home: Services, cell: Moving['cell'], source: DatabaseClient, move: CellMove): Promise<void> {
   const replica = await replicaName(source, move)
   const target = await connect(move.url, { purpose: 'move' }).catch(() => null)
   try {
@@ -604,10 +602,10 @@ async function undo(home: Home, cell: Moving['cell'], source: DatabaseClient, mo
 }
 
 /** Ends the copies of the rows of home to a target that is abandoned after they began. */
-const endCopies = (home: Home, target: DatabaseClient): Promise<void> =>
+const endCopies = (home: Services, target: DatabaseClient): Promise<void> =>
   changingCopies(home, async homeSession => dropSubscriptions(target, await publicationOf(homeSession)))
 
-const isPaused = async (home: Home, name: string): Promise<boolean> =>
+const isPaused = async (home: Services, name: string): Promise<boolean> =>
   (await listDirectory(home.pool, home)).some(cell => cell.name === name && cell.state === 'moving')
 
 /** Tables whose rows a migration writes. */

@@ -23,7 +23,7 @@ import {
   type ProjectTable,
   tablesOfProject,
 } from './project-rows.ts'
-import { connect, FORMATS, rowsOf } from './replication.ts'
+import { connect, FORMATS, insertTexts, rowsOf } from './replication.ts'
 
 /**
  * Moves a project to another cell. For the source a move is the deletion of the project, for the target the recovery of its work
@@ -529,23 +529,14 @@ async function takeStragglers({ id, source, target }: Move): Promise<void> {
       `with gone as (delete from ${name} t where ${conditionOf(name)} returning t::text as line) select line from gone`,
       [id],
     )
-    await addRows(
-      target,
-      name,
+    const columns = (target.columns.get(name) as Column[]).map(column => `"${column.name}"`)
+    const onConflict = onConflictOf(name) || 'on conflict do nothing'
+    await insertTexts(
+      target.client,
+      { table: name, columns, onConflict },
       taken.map(({ line }) => line),
     )
   }
   for (const name of DISCARDED) await source.client.query(`delete from ${name} t where ${conditionOf(name)}`, [id])
   await source.client.query('commit')
-}
-
-async function addRows({ client, columns }: Session, name: string, lines: readonly string[]): Promise<void> {
-  const names = (columns.get(name) as Column[]).map(column => `"${column.name}"`)
-  await client.query(
-    `insert into ${name} as c (${names.join(', ')})
-     select ${names.map(each => `(x.r).${each}`).join(', ')} from (
-       select line::${name} as r from json_array_elements_text($1::json) as l (line) offset 0) x
-     ${onConflictOf(name) || 'on conflict do nothing'}`,
-    [JSON.stringify(lines)],
-  )
 }

@@ -1,7 +1,7 @@
 import type { DatabaseClient } from '../db/pg-client.ts'
 import type { CellSchemas, TargetLayout } from './cell-moves.ts'
 import { HOME_TABLES } from './copied-rows.ts'
-import { FORMATS, rowsOf } from './replication.ts'
+import { FORMATS, insertTexts, rowsOf } from './replication.ts'
 
 /**
  * The tables of a cell that is moved, at its source and in its target. Logical replication finds tables by schema and name, so the
@@ -184,12 +184,7 @@ export async function copyTable(
       const average = rows.reduce((sum, row) => sum + row.length, 0) / rows.length
       // Grows slowly, as large rows may follow small ones.
       size = Math.max(1, Math.min(2 * size, MOST_ROWS, Math.floor(BATCH_CHARACTERS / average)))
-      await target.query(
-        `insert into ${qualified(to)} (${names.join(', ')}) overriding system value
-         select ${names.map(name => `(x.r).${name}`).join(', ')} from (
-           select line::${qualified(to)} as r from json_array_elements_text($1::json) as l (line) offset 0) x`,
-        [JSON.stringify(rows)],
-      )
+      await insertTexts(target, { table: qualified(to), columns: names }, rows)
     }
   })
 }

@@ -12,6 +12,24 @@ export const rowsOf = async (client: DatabaseClient, text: string, values: unkno
 export const FORMATS = `set datestyle = 'ISO, MDY'; set intervalstyle = 'postgres'; set time zone 'UTC'; set extra_float_digits = 1;
   set bytea_output = 'hex'`
 
+/**
+ * Inserts rows that another database has written as text.
+ * @param table name for statements
+ * @param columns names for statements
+ */
+export const insertTexts = (
+  client: DatabaseClient,
+  { table, columns, onConflict = '' }: { table: string; columns: readonly string[]; onConflict?: string },
+  lines: readonly string[],
+): Promise<unknown> =>
+  client.query(
+    `insert into ${table} as c (${columns.join(', ')}) overriding system value
+     select ${columns.map(name => `(x.r).${name}`).join(', ')} from (
+       select line::${table} as r from json_array_elements_text($1::json) as l (line) offset 0) x
+     ${onConflict}`,
+    [JSON.stringify(lines)],
+  )
+
 /** Opens a session of an administrator; names without a schema are in the schema of the URL. */
 export async function connect(
   connectionString: string,

@@ -101,11 +101,6 @@ export class Cluster {
     fs.rmSync(this.dir, { recursive: true, maxRetries: 10, retryDelay: 100 })
   }
 
-  /** Ends the server after a checkpoint, once its standby has received everything. */
-  stop(): Promise<void> {
-    return this.#control(['stop', '--mode=fast'])
-  }
-
   promote(): Promise<void> {
     return this.#control(['promote', '--wait'])
   }

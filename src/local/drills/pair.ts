@@ -28,7 +28,7 @@ export async function openPair(): Promise<Pair> {
 }
 
 /** Copies a primary into the directory of a standby, which must be empty, and starts it. */
-async function startCopy(standby: Cluster, primary: Cluster, settings: readonly string[] = []): Promise<void> {
+async function startCopy(standby: Cluster, primary: Cluster): Promise<void> {
   await standby.run('pg_basebackup', [
     `--pgdata=${standby.dir}`,
     `--dbname=${primary.url('postgres')}`,
@@ -36,14 +36,14 @@ async function startCopy(standby: Cluster, primary: Cluster, settings: readonly 
     '--checkpoint=fast',
     '--write-recovery-conf',
   ])
-  await standby.start(settings)
+  await standby.start()
 }
 
 /** Starts a standby of a primary, which does not wait for it. */
-export async function openStandby(primary: Cluster, settings: readonly string[] = []): Promise<Cluster> {
+export async function openStandby(primary: Cluster): Promise<Cluster> {
   const standby = await Cluster.open(primary.bin)
   try {
-    await startCopy(standby, primary, settings)
+    await startCopy(standby, primary)
     return standby
   } catch (error) {
     await standby.close()
