@@ -410,6 +410,11 @@ describe('the editors of orchestrations and workflows', function () {
     await tab(page, 'JSON').click()
     const text = field(page, 'Definition')
     await focusOn(text)
+    // Keys come before the next frame of a busy browser.
+    await page.evaluate(`{
+      const draw = requestAnimationFrame
+      requestAnimationFrame = step => draw(() => setTimeout(step, 200))
+    }`)
     await page.keyboard.press('Control+a')
     await page.keyboard.insertText('{"nodes": [{"id": "a", "type": "agent", ')
     await page.keyboard.type('"ag')
@@ -417,6 +422,7 @@ describe('the editors of orchestrations and workflows', function () {
     await page.keyboard.type('"hel')
     await choose(page, suite.app.agentId)
     await page.keyboard.insertText('}], "edges": [{"from": "a", "to": "b", "activation_g')
+    await page.evaluate('new Promise(done => requestAnimationFrame(done))')
     await page.keyboard.type('r')
     await choose(page, 'activation_group')
     await page.keyboard.insertText('"x"}]}')

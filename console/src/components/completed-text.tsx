@@ -2,6 +2,7 @@ import { Combobox, Textarea, type TextareaProps, useCombobox } from '@mantine/co
 import { type KeyboardEvent, type ReactNode, useRef, useState } from 'react'
 import * as strings from '#strings.ts'
 import { visible } from './text.tsx'
+import { writeAt } from './write-at.ts'
 
 /** What may be written at a place of a text. */
 export type Completion = {
@@ -44,12 +45,9 @@ export function CompletedText({
     const option = options[Number(index)]
     if (!current || !option) return
     const begin = `${value.slice(0, current.begin)}${option.text}`
-    onChange(`${begin}${value.slice(current.end)}`)
-    combobox.closeDropdown()
-    // The cursor moves after the option once the text is drawn.
-    requestAnimationFrame(() => {
-      input.current?.focus()
-      input.current?.setSelectionRange(begin.length, begin.length)
+    writeAt(input.current, begin.length, () => {
+      onChange(`${begin}${value.slice(current.end)}`)
+      combobox.closeDropdown()
     })
   }
   const onKeyDown = (event: KeyboardEvent<HTMLTextAreaElement>) => {

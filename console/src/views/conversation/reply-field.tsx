@@ -7,6 +7,7 @@ import { type ReactNode, useEffect, useRef, useState } from 'react'
 import { api } from '#api.ts'
 import { sendOnEnter } from '#components/send-key.ts'
 import { visible } from '#components/text.tsx'
+import { writeAt } from '#components/write-at.ts'
 import { usePermissions } from '#projects.ts'
 import * as strings from '#strings.ts'
 
@@ -84,13 +85,10 @@ export function ReplyField({
   }, [isOpen, offered.map(({ id }) => id).join()])
   const insert = ({ text }: PreparedReply, begin: number, end: number) => {
     const before = `${value.slice(0, begin)}${filled(text, customerName)}`
-    onChange(`${before}${value.slice(end)}`)
-    setCursor(before.length)
-    combobox.closeDropdown()
-    // The cursor moves after the reply once the text is drawn.
-    requestAnimationFrame(() => {
-      field.current?.focus()
-      field.current?.setSelectionRange(before.length, before.length)
+    writeAt(field.current, before.length, () => {
+      onChange(`${before}${value.slice(end)}`)
+      setCursor(before.length)
+      combobox.closeDropdown()
     })
   }
   return (
