@@ -6,7 +6,7 @@ import { migrationStatements } from '#core/queues/breaking-migrations.ts'
  * are short.
  */
 const ONLINE =
-  /^(create (unique )?index concurrently \w+ on|drop index concurrently|alter table (if exists )?\w+ (validate constraint|add column if not exists \w+ \w+$))/
+  /^(create (unique )?index concurrently \w+ on|drop index concurrently|alter table (if exists )?\w+ (validate constraint|add column if not exists \w+ \w+$)|call partition_by_month\('\w+', '\w+'\)$)/
 
 /** A breaking migration, and the release that stopped using the removed objects. */
 const CONTRACT = /^-- breaking: true\n-- contract: \d+\.\d+\.\d+\n/

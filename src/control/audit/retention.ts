@@ -1,24 +1,27 @@
 import type { Services } from '#core/base/services.ts'
+import { expiresBefore, keepMonths } from '#core/db/months.ts'
 import { inTransaction } from '#core/db/pool.ts'
 import { deleteInBatches } from '#core/work/sweeps.ts'
-import { deleteAuditEntries, listPrunedChains, pruneSeals } from './store.ts'
-
-const DAY_MS = 86_400_000
+import { auditMonths, deleteAuditEntries, listPrunedChains, pruneSeals } from './store.ts'
 
 /**
- * Deletes entries older than AUDIT_RETENTION_DAYS (0 disables it) and the seals that precede all other entries of their
- * chain, one batch per transaction, unless the sweep is disabled. Returns the number of entries.
+ * Deletes entries older than AUDIT_RETENTION_DAYS (0 disables it), whole months where it can, and the seals that precede all other
+ * entries of their chain, one batch per transaction, unless the sweep is disabled. Makes the months ahead. Returns the number of
+ * entries.
  */
 export async function pruneAudit(
   { config, clock, pool }: Pick<Services, 'config' | 'clock' | 'pool'>,
   stopping?: AbortSignal,
 ): Promise<number> {
-  if (config.AUDIT_RETENTION_DAYS === 0 || config.AUDIT_RETENTION_SWEEP_DISABLED) return 0
-  const before = new Date(clock.now().getTime() - config.AUDIT_RETENTION_DAYS * DAY_MS)
-  const removed = await deleteInBatches(
+  if (config.AUDIT_RETENTION_DAYS === 0 || config.AUDIT_RETENTION_SWEEP_DISABLED)
+    return keepMonths({ pool, clock }, auditMonths, null, stopping)
+  const before = expiresBefore({ config, clock }, config.AUDIT_RETENTION_DAYS)
+  const dropped = await keepMonths({ pool, clock }, auditMonths, before, stopping)
+  const deleted = await deleteInBatches(
     limit => inTransaction(pool, tx => deleteAuditEntries(tx, before, limit)),
     stopping,
   )
+  const removed = dropped + deleted
   for (let after = ''; ; ) {
     const chains = await listPrunedChains(pool, after)
     if (chains.length === 0) return removed

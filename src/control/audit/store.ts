@@ -1,7 +1,9 @@
 import { z } from 'zod'
+import { holdPastMonths, type MonthlyTable } from '#core/db/months.ts'
+import type { Transaction } from '#core/db/pool.ts'
 import { allOf, type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { setForTransaction } from '#core/db/transaction-settings.ts'
-import type { AuditEntry as Entry } from '#core/writes/audit-entry.ts'
+import { AUDIT_PREFIX, type AuditEntry as Entry } from '#core/writes/audit-entry.ts'
 import { AuditRecord, auditEntryKind } from './model.ts'
 
 /**
@@ -37,7 +39,8 @@ export const readAuditFlags = (
  * Deletes up to `limit` entries older than `before` and marks their seals (indexes audit_entries_created,
  * audit_seal_batches_unpruned). Requires a transaction: it sets the local setting that the append-only triggers check. Returns their number.
  */
-export async function deleteAuditEntries(tx: Queryable, before: Date, limit: number): Promise<number> {
+export async function deleteAuditEntries(tx: Transaction, before: Date, limit: number): Promise<number> {
+  await holdPastMonths(tx)
   await setForTransaction(tx, { 'muster.audit_retention': 'on' })
   const { rowCount } = await tx.query(sql.type(z.object({ id: z.string() }))`
     with gone as (
@@ -58,6 +61,25 @@ export async function deleteAuditEntries(tx: Queryable, before: Date, limit: num
     )
     select id from gone`)
   return rowCount
+}
+
+/** A month of entries is dropped with marks in their seals; the seal of an entry that was not there remains unmarked. */
+export const auditMonths: MonthlyTable = {
+  table: 'audit_entries',
+  prefix: AUDIT_PREFIX,
+  async expire(tx, partition) {
+    await setForTransaction(tx, { 'muster.audit_retention': 'on' })
+    await tx.query(voidStatement`
+      update audit_seal_batches b set pruned = b.pruned || p.places
+      from (
+        select b.chain, b.position, array_agg(u.place::int order by u.place) as places
+        from audit_seal_batches b cross join lateral unnest(b.entry_ids) with ordinality u (id, place)
+        where cardinality(b.pruned) < b.count and b.first_id <= (select max(id) from ${partition})
+          and u.id in (select id from ${partition})
+        group by b.chain, b.position) p
+      where b.chain = p.chain and b.position = p.position`)
+    return true
+  },
 }
 
 /** Most recent entries of a project that changesSince reads, and most changes that it returns. */

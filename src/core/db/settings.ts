@@ -1,3 +1,4 @@
+import { z } from 'zod'
 import { derived, flag, integer, list, optional, setting, settings, text, type Values } from '../base/setting.ts'
 
 export const databaseSettings = settings(
@@ -39,6 +40,11 @@ export const databaseSettings = settings(
     ),
     READ_MAX_LAG_SECONDS: setting(integer(1, 86_400), '5', 'Lag of the replica above which it is not read.'),
     DATABASE_POOL_MAX: setting(integer(2), '20', 'Maximum connections per process, to each cell and to the replica.'),
+    RETENTION_GRANULARITY: setting(
+      z.enum(['day', 'month']),
+      'day',
+      'Whether events and audit entries are deleted row by row once they expire (`day`), or by whole months once the last row of a month expires (`month`).',
+    ),
     CELLS: setting(flag, 'false', 'Whether projects are in several databases, which `muster cells` lists.'),
     WORKER_CELLS: setting(
       list,

@@ -210,9 +210,9 @@ const migrationLoader = (prefix: string) => (files: string[]) =>
       const { statements, isTransactional } = migrationStatements(path.basename(file, '.sql'), text, prefix)
       const up = (builder: MigrationBuilder) => {
         if (!isTransactional) builder.noTransaction()
-        // Building an index waits for older transactions, without delaying other work.
+        // Building an index waits for older transactions, and checking a table takes long, without delaying other work.
         for (const statement of statements)
-          if (!isTransactional && /concurrently|validate constraint/.test(statement))
+          if (!isTransactional && /concurrently|validate constraint|^call /.test(statement))
             for (const each of [...UNBOUNDED, statement, ...BOUNDED]) builder.sql(each)
           else builder.sql(statement)
       }

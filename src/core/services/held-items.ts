@@ -11,7 +11,8 @@ const TABLES = `
     select from pg_attribute p where p.attrelid = c.oid and p.attname = 'project_id' and not p.attisdropped) as has_project
   from pg_class c join pg_index i on i.indrelid = c.oid and i.indisprimary and i.indnkeyatts = 1
   join pg_attribute a on a.attrelid = c.oid and a.attnum = i.indkey[0]
-  where c.relnamespace = current_schema()::regnamespace and c.relkind = 'r' and a.attname = 'id' and a.atttypid = 'text'::regtype
+  where c.relnamespace = current_schema()::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
+    and a.attname = 'id' and a.atttypid = 'text'::regtype
   order by 1`
 
 type Table = { name: string; has_project: boolean }

@@ -1,0 +1,134 @@
+import { setTimeout as pause } from 'node:timers/promises'
+import { z } from 'zod'
+import { idFloor } from '../base/ids.ts'
+import type { Services } from '../base/services.ts'
+import { sqlStateOf } from './database-errors.ts'
+import { inTransaction, type Pool, type Transaction } from './pool.ts'
+import { type Fragment, sql, voidStatement } from './sql.ts'
+import { setForTransaction } from './transaction-settings.ts'
+
+/** A table that is partitioned by months of its IDs, with their prefix (sql/0037_months.sql). */
+export type MonthlyTable = {
+  table: string
+  prefix: string
+  /**
+   * Does what deletes of the rows of a partition would do, while other work reads and writes the table; false keeps the partition,
+   * whose rows are then deleted one by one.
+   */
+  expire(tx: Transaction, partition: Fragment): Promise<boolean>
+  /** Does the same for what has changed since, under a lock that excludes all other work. */
+  settle?(tx: Transaction, partition: Fragment, since: Date): Promise<void>
+}
+
+/** Months for which partitions exist ahead of the current one. */
+const AHEAD = 3
+
+/** Longest wait for the lock under which a partition is dropped: work that needs the table waits with it. */
+const LOCK_WAIT_MS = 500
+const PAUSE_MS = 1000
+const ATTEMPTS = 30
+
+/** lock_not_available, deadlock_detected */
+const LOCK_FAILURES = new Set<string | null>(['55P03', '40P01'])
+
+const madeRow = sql.type(z.object({ made: z.int() }))
+const lockedRow = sql.type(z.object({ locked: z.boolean() }))
+const nameRow = sql.type(z.object({ name: z.string() }))
+const scopeRow = sql.type(z.object({ scope: z.string(), count: z.int() }))
+
+/** The upper bound in the definition of a partition. */
+const UPPER_BOUND = " TO \\('([^']+)'\\)"
+
+/** Key of the lock of work on past months. */
+const PAST_MONTHS = sql.fragment`hashtextextended('muster months ' || current_schema(), 0)`
+
+/** Keeps past months, whose rows a transaction adds or deletes, until it ends. */
+export const holdPastMonths = (tx: Transaction): Promise<unknown> =>
+  tx.query(voidStatement`select from pg_advisory_xact_lock_shared(${PAST_MONTHS})`)
+
+const firstOfMonth = (time: Date, offset = 0): Date =>
+  new Date(Date.UTC(time.getUTCFullYear(), time.getUTCMonth() + offset))
+
+const DAY_MS = 86_400_000
+
+/** Returns the time before which rows expire; with RETENTION_GRANULARITY `month` the start of its month. */
+export function expiresBefore({ config, clock }: Pick<Services, 'config' | 'clock'>, days: number): Date {
+  const time = new Date(clock.now().getTime() - days * DAY_MS)
+  return config.RETENTION_GRANULARITY === 'month' ? firstOfMonth(time) : time
+}
+
+/** Makes the partitions of this month and of those ahead. Returns their number. */
+async function makeMonths(pool: Pool, { table, prefix }: MonthlyTable, now: Date): Promise<number> {
+  const months = Array.from({ length: AHEAD + 1 }, (_, offset) => firstOfMonth(now, offset).toISOString())
+  const { made } = await pool.one(madeRow`
+    select count(*) filter (where add_month(${table}, ${prefix}, m.month))::int as made
+    from unnest(${sql.array(months, 'timestamptz')}) with ordinality as m (month, n)`)
+  return made
+}
+
+/** Lists the partitions whose rows are all older than a time. */
+const listPastMonths = (pool: Pool, { table, prefix }: MonthlyTable, before: Date): Promise<readonly string[]> =>
+  pool.anyFirst(nameRow`
+    select c.relname::text as name from pg_inherits i join pg_class c on c.oid = i.inhrelid
+    where i.inhparent = ${table}::regclass
+      and substring(pg_get_expr(c.relpartbound, c.oid) from ${UPPER_BOUND}) <= ${idFloor(prefix, before)}
+    order by 1`)
+
+/** Drops a partition, unless other such work is in progress or its rows are still needed. Returns the number of its rows. */
+const dropMonth = (pool: Pool, { table, expire, settle }: MonthlyTable, name: string, now: Date): Promise<number> =>
+  inTransaction(pool, async tx => {
+    await setForTransaction(tx, { lock_timeout: `${LOCK_WAIT_MS}ms` })
+    const { locked } = await tx.one(lockedRow`select pg_try_advisory_xact_lock(${PAST_MONTHS}) as locked`)
+    const partition = sql.fragment`${sql.identifier([name])}`
+    if (!locked || !(await expire(tx, partition))) return 0
+    // Rows of past months change only under the lock, or with their project and its counts.
+    const scopes = await tx.any(scopeRow`
+      select coalesce(project_id, '') as scope, count(*)::int as count from ${partition} group by 1`)
+    await tx.query(voidStatement`lock table ${sql.identifier([table])} in access exclusive mode`)
+    await settle?.(tx, partition, now)
+    await tx.query(voidStatement`drop table ${partition}`)
+    await tx.query(voidStatement`
+      insert into row_count_shards as c (scope, table_name, shard, count)
+      select s.scope, ${table}, counter_shard(), -s.count
+      from ${sql.unnest(
+        scopes.map(({ scope, count }) => [scope, count]),
+        ['text', 'int4'],
+      )} as s (scope, count)
+      where exists (select from row_count_shards k where k.scope = s.scope and k.table_name = ${table})
+      on conflict (scope, table_name, shard) do update set count = c.count + excluded.count`)
+    return scopes.reduce((sum, { count }) => sum + count, 0)
+  })
+
+/** Repeats work that does not get a lock in time, so that work which needs the table continues between the attempts. */
+async function untilLocked(stopping: AbortSignal | undefined, work: () => Promise<number>): Promise<number> {
+  for (let attempt = 1; ; attempt++) {
+    try {
+      return await work()
+    } catch (error) {
+      if (!LOCK_FAILURES.has(sqlStateOf(error)) || attempt === ATTEMPTS || stopping?.aborted) throw error
+      await pause(PAUSE_MS, undefined, { signal: stopping }).catch(() => undefined)
+    }
+  }
+}
+
+/**
+ * Makes months ahead of time and drops those whose last row expired before a time. Concurrent calls are safe.
+ * @param before null: nothing expires
+ * @returns the number of dropped rows
+ */
+export async function keepMonths(
+  { pool, clock }: Pick<Services, 'pool' | 'clock'>,
+  monthly: MonthlyTable,
+  before: Date | null,
+  stopping?: AbortSignal,
+): Promise<number> {
+  const now = clock.now()
+  const made = await untilLocked(stopping, () => makeMonths(pool, monthly, now))
+  const past = before === null ? [] : await listPastMonths(pool, monthly, before)
+  let removed = 0
+  for (const name of past)
+    if (!stopping?.aborted) removed += await untilLocked(stopping, () => dropMonth(pool, monthly, name, now))
+  // Statistics of a partitioned table are not kept automatically.
+  if (made + past.length > 0) await pool.query(voidStatement`analyze ${sql.identifier([monthly.table])}`)
+  return removed
+}
