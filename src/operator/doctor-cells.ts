@@ -6,7 +6,7 @@ import { listDirectory, NO_KEY } from '#core/services/cell-directory.ts'
 import { HOME } from '#core/services/cells.ts'
 import { copiesState } from '#core/services/copies.ts'
 import type { OpenServices } from '#core/services/lifecycle.ts'
-import { checkConnections, checkKeys, checkMigrations, checkServer } from './doctor-database.ts'
+import { checkConnections, checkKeys, checkMigrations, checkMonths, checkServer } from './doctor-database.ts'
 import { type Check, describeError } from './output.ts'
 
 /** A cell of the deployment as commands see it. `url` is null if no configured key opens it. */
@@ -40,7 +40,7 @@ export async function checkCell(config: Config, { name, number, state, url, list
       const migrations = await checkMigrations(pool)
       checks.push(migrations)
       if (migrations.status !== 'fail') {
-        checks.push(...(await checkKeys(config, pool)))
+        checks.push(...(await checkMonths(pool)), ...(await checkKeys(config, pool)))
         if (number !== HOME.number && state !== 'down' && state !== 'moving')
           checks.push(await checkCopies(config, { name, number, url }))
       }

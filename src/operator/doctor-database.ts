@@ -2,6 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { Config } from '#core/base/config.ts'
 import { requireConnections } from '#core/db/connections.ts'
 import { addressOf } from '#core/db/database-url.ts'
+import { listTablesWithoutMonth } from '#core/db/months.ts'
 import { openPool, type Pool } from '#core/db/pool.ts'
 import { readPrimaryFacts, replicaFacts, replicaProblem } from '#core/db/replica-facts.ts'
 import { migrationNames, OutdatedReleaseError, requireRelease } from '#core/queues/breaking-migrations.ts'
@@ -13,6 +14,7 @@ import { listAppliedMigrations, readServerFacts } from './store.ts'
 const MIN_SERVER_VERSION = 150_000
 export const SKEW_WARN_MS = 1000
 const SKEW_FAIL_MS = 30_000
+const MONTH_MS = 30 * 86_400_000
 
 /** Checks the version and the clock of a server. */
 export async function checkServer(pool: Pool, address: string): Promise<Check[]> {
@@ -93,6 +95,17 @@ export async function checkMigrations(pool: Pool): Promise<Check> {
     detail: `${missing.length} not applied: ${names}`,
     fix: 'Run muster migrate.',
   }
+}
+
+/** Checks that the sweeps make partitions ahead of time. */
+export async function checkMonths(pool: Pool): Promise<Check[]> {
+  const tables = await listTablesWithoutMonth(pool, new Date(Date.now() + MONTH_MS))
+  return tables.map(table => ({
+    name: 'months',
+    status: 'warn',
+    detail: `${table} has no partition for the next month`,
+    fix: 'Start a worker that executes snapshot: its daily sweeps make partitions.',
+  }))
 }
 
 /** Judges the difference between two clocks. */

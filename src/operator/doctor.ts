@@ -19,6 +19,7 @@ import {
   checkConnections,
   checkKeys,
   checkMigrations,
+  checkMonths,
   checkReplica,
   checkServer,
   POOLER_FIX,
@@ -88,6 +89,7 @@ async function runChecks(env: Environment): Promise<Check[]> {
     const migrations = await checkMigrations(pool)
     checks.push(migrations)
     if (migrations.status === 'fail') return checks
+    checks.push(...(await checkMonths(pool)))
     checks.push(...(await checkQueues(config, pool, env)))
     checks.push(...(await checkWorkers(config, pool)))
     checks.push(...(await checkContent(config)))

@@ -10,6 +10,8 @@ import type { Services } from '#core/base/services.ts'
 import { MIGRATIONS } from '#core/queues/breaking-migrations.ts'
 import { migrate } from '#core/queues/migrate.ts'
 import { eventually, startApp } from '../support/app.ts'
+import { testEnvironment } from '../support/environment.ts'
+import { muster } from '../support/hosts.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
 import { postedBy } from '../support/replies.ts'
@@ -209,6 +211,16 @@ describe('months of events and audit entries', function () {
     await pruneEvents(later(soon))
     await pruneAudit(later(soon))
     for (const table of TABLES) assert.ok((await partitions(table)).includes(nameOf(table, 4)), table)
+  })
+
+  it('that are missing are a warning of doctor', async () => {
+    const doctor = async () => (await muster(['doctor'], testEnvironment(app.databaseUrl))).stdout
+    assert.doesNotMatch(await doctor(), /months/)
+    const missing = (await partitions('events')).filter(name => name > nameOf('events', 0) && name < 'events_before')
+    await all(missing.map(name => `drop table ${name}`).join(';'))
+    assert.match(await doctor(), /months +events has no partition for the next month/)
+    const soon = (startOf(1).getTime() - Date.now()) / DAY_MS + 1
+    await pruneEvents(later(soon))
   })
 
   it('take over the rows that came before their partition', async () => {

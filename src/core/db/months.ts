@@ -66,6 +66,20 @@ async function makeMonths(pool: Pool, { table, prefix }: MonthlyTable, now: Date
   return made
 }
 
+const lastMonthRow = sql.type(z.object({ table: z.string(), upper: z.string() }))
+
+/** Lists the partitioned tables that have no partition for a time. */
+export async function listTablesWithoutMonth(pool: Pool, time: Date): Promise<readonly string[]> {
+  const last = await pool.any(lastMonthRow`
+    select i.inhparent::regclass::text as table, max(substring(pg_get_expr(c.relpartbound, c.oid) from ${UPPER_BOUND})) as upper
+    from pg_inherits i join pg_class c on c.oid = i.inhrelid
+    where c.relnamespace = current_schema()::regnamespace and pg_get_expr(c.relpartbound, c.oid) ~ ${UPPER_BOUND}
+    group by 1 order by 1`)
+  return last
+    .filter(({ upper }) => idFloor(upper.slice(0, upper.lastIndexOf('_')), time) >= upper)
+    .map(({ table }) => table)
+}
+
 /** Lists the partitions whose rows are all older than a time. */
 const listPastMonths = (pool: Pool, { table, prefix }: MonthlyTable, before: Date): Promise<readonly string[]> =>
   pool.anyFirst(nameRow`
