@@ -116,6 +116,44 @@ describe('a deployment with cells', function () {
   })
 })
 
+describe('a cell whose schema is renamed by a move, in a process that has not closed it', function () {
+  this.timeout(120_000)
+  const cells = forSuite(() => startCells({}))
+
+  it('is unavailable, and answers after the schema has its name again', async () => {
+    const { id, key } = await cells.project('second')
+    const conversation = await postedBy(key, '/conversations', { name: 'Kept' })
+    const path = `/conversations/${conversation.id}`
+    const reads = () =>
+      Promise.all([
+        key.get(path),
+        key.get('/conversations'),
+        key.post('/conversations', { name: 'Refused' }),
+        cells.admin.get(path),
+        cells.admin.get(`/projects/${id}`),
+        cells.admin.get('/conversations'),
+      ])
+    // Some of the statements are prepared.
+    for (let count = 0; count < 12; count++) await reads()
+    await cells.rows(cells.home, 'alter schema cell_second rename to cell_second_moved')
+    // As the fence does, so that the search path has a schema.
+    await cells.rows(cells.home, 'create schema cell_second')
+    for (const { status, headers, body } of await reads())
+      assert.deepEqual(
+        [status, body.error?.code, body.error?.meta, headers.get('retry-after')],
+        [503, 'CELL_UNAVAILABLE', { cell: 'second' }, '5'],
+      )
+    await cells.rows(cells.home, 'drop schema cell_second')
+    for (const { status } of await reads()) assert.equal(status, 503)
+    await cells.rows(cells.home, 'alter schema cell_second_moved rename to cell_second')
+    await eventually(async () => (await key.get(path)).status === 200)
+    assert.equal(
+      (await key.get('/conversations')).body.data.some((each: { name: string }) => each.name === 'Refused'),
+      true,
+    )
+  })
+})
+
 describe('a cell whose server is lost', function () {
   this.timeout(180_000)
   const double = forSuite(() => startDouble({}))

@@ -31,8 +31,22 @@ export class DatabaseUnresponsiveError extends Error {
   }
 }
 
+/** Thrown for a statement on a cell whose tables are gone: a move has renamed their schema, and this process has not closed the cell. */
+export class CellTablesGoneError extends Error {
+  constructor(cause: Error) {
+    super('the tables of the cell are gone', { cause })
+  }
+}
+
+/** SQLSTATEs of missing tables and schemas. */
+const GONE = new Set<unknown>(['42P01', '3F000'])
+
+/** Whether an error of the server is about a missing table or schema. */
+export const isTableMissing = (error: Error): boolean => GONE.has((error as ErrorWithCause).code)
+
 const UNAVAILABLE = [
   DatabaseUnresponsiveError,
+  CellTablesGoneError,
   BackendTerminatedError,
   BackendTerminatedUnexpectedlyError,
   ConnectionError,

@@ -13,7 +13,7 @@ import {
 } from 'slonik'
 import { parseExactJson } from '../base/exact-json.ts'
 import { isInTransaction } from './commit-piggyback.ts'
-import { DatabaseUnresponsiveError } from './database-errors.ts'
+import { CellTablesGoneError, DatabaseUnresponsiveError, isTableMissing } from './database-errors.ts'
 import { DatabaseClient } from './pg-client.ts'
 
 /** Converts `2026-11-21 09:00:05.123+00` to `2026-11-21T09:00:05.123Z`, the format of the API. */
@@ -78,8 +78,9 @@ const UNANSWERED_MS = 1000
  *
  * While nothing answers new connections, one attempt at a time finds out when that ends, and the others fail immediately:
  * requests would otherwise wait for the whole timeout of one attempt after another.
+ * @param options.mayMove whether the tables may be moved to another database while the pool is open
  */
-export const databaseDriver = (config: pg.ClientConfig) =>
+export const databaseDriver = (config: pg.ClientConfig, { mayMove = false } = {}) =>
   createDriverFactory(async () => {
     let connecting = 0
     let isUnanswered = false
@@ -152,7 +153,7 @@ export const databaseDriver = (config: pg.ClientConfig) =>
               const mapped = toSlonikError(error as Error)
               // Slonik does not roll back, as the session has ended: the connection must not be used again.
               if (mapped instanceof BackendTerminatedError) client.destroy()
-              throw mapped
+              throw mayMove && isTableMissing(mapped) ? new CellTablesGoneError(mapped) : mapped
             }
           },
           stream() {

@@ -39,6 +39,8 @@ export type PoolOptions = {
   /** Most connections that the work of one tenant holds concurrently. */
   perTenant?: number
   watchdog?: ServerWatchdog
+  /** Whether the tables may be moved to another database while the pool is open, default false. */
+  mayMove?: boolean
   /** Called once per round trip. For benchmarks and query-count tests. */
   onRoundTrip?: (text: string) => void
 }
@@ -204,7 +206,7 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
     // Slonik's own check throws only after acquiring the connection, and also for work that outlives its transaction.
     dangerouslyAllowForeignConnections: true,
     resetConnection: async () => {},
-    driverFactory: databaseDriver(config),
+    driverFactory: databaseDriver(config, options),
     interceptors,
   })
   await pool.connect(async () => {})

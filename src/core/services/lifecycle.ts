@@ -68,7 +68,8 @@ export async function openServices(
     spans: config.OTEL_DB_SPANS && isTracing(),
     onRoundTrip: options.onRoundTrip,
   }
-  const pool = await openPool({ ...poolOptions, databaseUrl: config.DATABASE_URL, watchdog })
+  const mayMove = options.of !== undefined
+  const pool = await openPool({ ...poolOptions, databaseUrl: config.DATABASE_URL, watchdog, mayMove })
   // Slonik also reports every failed statement here; these are handled by their callers.
   pool.on('error', error => log.debug({ err: error }, 'database error'))
   if (options.role !== 'cli') await stopWhenOutdated({ log, notifications, pool })
