@@ -1,7 +1,7 @@
 import { CellRefusal, NO_KEY } from '#core/services/cell-directory.ts'
 import { type CellProject, listCellProjects } from '#core/services/cell-facts.ts'
 import { Cells, HOME } from '#core/services/cells.ts'
-import { moveProject } from '#core/services/move-project.ts'
+import { type MovedProject, moveProject } from '#core/services/move-project.ts'
 import { onDirectory } from './cells.ts'
 import { listCells, withCellPool } from './doctor-cells.ts'
 import { CommandError, describeError, print, printJson, printProgress, table } from './output.ts'
@@ -11,28 +11,36 @@ type Options = { data: string; json?: boolean }
 type Listed = CellProject & { cell: string }
 
 /**
- * `muster cells projects`: the projects of all cells, or of one. A cell that does not answer is reported, with exit code 1.
+ * `muster cells projects`: the projects of all cells, or of one. Cells that do not answer are reported, with exit code 1.
  * @throws CommandError if no cell has the name
  */
 export const projectsCommand = (name: string | undefined, { data, json }: Options): Promise<void> =>
   onDirectory(data, async home => {
     const cells = (await listCells(home)).filter(cell => name === undefined || cell.name === name)
     if (cells.length === 0) throw new CommandError(`no cell is called ${name}`, 'Run muster cells list.')
-    const found: Listed[] = []
+    const projects: Listed[] = []
+    const missing: { name: string; error: string }[] = []
     for (const { name: cell, url } of cells)
       try {
         if (url === null) throw new Error(NO_KEY)
-        found.push(...(await withCellPool(url, listCellProjects)).map(project => ({ cell, ...project })))
+        projects.push(...(await withCellPool(url, listCellProjects)).map(project => ({ cell, ...project })))
       } catch (error) {
-        printProgress(`cell ${cell} does not answer: ${describeError(error)}`)
+        missing.push({ name: cell, error: describeError(error) })
         process.exitCode = 1
       }
-    if (json) return printJson(found)
-    const rows = found.map(({ cell, id, name, rows, bytes }) => [cell, id, rows, sizeOf(bytes), name])
+    if (json) return printJson({ projects, missing_cells: missing })
+    for (const cell of missing) printProgress(`cell ${cell.name} does not answer: ${cell.error}`)
+    const rows = projects.map(({ cell, id, name, rows, bytes }) => [cell, id, rows, sizeOf(bytes), name])
     print(table(['cell', 'project', 'counted rows', 'stored bytes', 'name'], rows, 'no projects'))
   })
 
 const sizeOf = (bytes: number | null): string => (bytes === null ? '-' : `${(bytes / 1024 ** 2).toFixed(1)} MiB`)
+
+function reportOf({ project_id, from, to, rows, cancelled }: MovedProject): string {
+  if (cancelled) return `the move of project ${project_id} to ${from} is cancelled; it is in ${to}, where it was`
+  // An interrupted command has inserted the rows.
+  return rows === null ? `project ${project_id} is in ${to}` : `project ${project_id} is in ${to}, with ${rows} rows`
+}
 
 /**
  * `muster cells projects move`: can be repeated after a failure.
@@ -48,7 +56,7 @@ export const moveCommand = (id: string, { data, json, to }: Options & { to: stri
         throw new CommandError(`project ${id} is not moved: ${describeError(error)}`, 'Repeat the command.')
       })
       if (json) return printJson(moved)
-      print(`project ${id} is in ${moved.to}, with ${moved.rows} rows`)
+      print(reportOf(moved))
     } finally {
       await cells.close()
     }

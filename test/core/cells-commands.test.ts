@@ -21,6 +21,9 @@ const inSchema = (databaseUrl: string, schema: string): string => {
   return url.href
 }
 
+/** The only project of these tests, inserted without its counts. */
+const PROJECT_OF_TEN = { cell: 'ten', id: 'prj_of_ten', name: 'Ten', rows: 0, bytes: null }
+
 const LAST = migrationNames().at(-1) as string
 
 const KEY = testEnvironment('').SECRETS_ENCRYPTION_KEY
@@ -337,6 +340,17 @@ describe('muster cells', function () {
     const three = (await cells()).find(({ name }) => name === 'three')
     assert.deepEqual([three.state, three.projects, three.address], ['open', null, '127.0.0.1:1/none'])
     assert.match(three.error, /ECONNREFUSED/)
+    const projects = await muster(['cells', 'projects', '--json'])
+    const { missing_cells: missing, ...listed } = JSON.parse(projects.stdout)
+    assert.deepEqual([projects.code, projects.stderr, listed], [1, '', { projects: [PROJECT_OF_TEN] }])
+    assert.deepEqual(
+      missing.map(({ name }: any) => name),
+      ['three'],
+    )
+    assert.match(missing[0].error, /ECONNREFUSED/)
+    const text = await muster(['cells', 'projects', 'three'])
+    assert.deepEqual([text.code, text.stdout], [1, 'no projects\n'])
+    assert.match(text.stderr, /^cell three does not answer: .*ECONNREFUSED/)
     const checked = await muster(['cells', 'check'])
     assert.equal(checked.code, 1)
     assert.match(checked.stdout, /^fail +three database +127\.0\.0\.1:1\/none does not answer: .*ECONNREFUSED/m)

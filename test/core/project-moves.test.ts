@@ -164,9 +164,17 @@ describe('a project that is moved while it is in use', function () {
       }
       const elsewhere = to === 'home' ? 'second' : 'home'
       const back = await move(cells, id, elsewhere)
-      if (point === 'move_taking' || point === 'move_staged') assert.equal(back.code, 0, back.stderr)
-      else assert.match(back.stderr, /has left/, point)
-      await moved(cells, id, to)
+      const hasLeft = point === 'move_taken' || point === 'move_placed'
+      if (hasLeft) assert.match(back.stderr, /has left/, point)
+      else
+        assert.deepEqual(
+          [back.code, JSON.parse(back.stdout)],
+          [0, { project_id: id, from: to, to: elsewhere, rows: null, cancelled: true }],
+        )
+      const { rows, cancelled } = await moved(cells, id, to)
+      assert.equal(cancelled, false)
+      if (point === 'move_placed') assert.equal(rows, null)
+      else assert.ok(rows > 5, `${rows} rows`)
       await eventually(async () => (await key.get(path)).status === 200)
       assert.equal((await cells.admin.get(path)).status, 200)
       const both = await Promise.all(
@@ -183,6 +191,21 @@ describe('a project that is moved while it is in use', function () {
         assert.deepEqual(await cells.rows(url, 'select project_id from moving_rows limit 1'), [])
       to = elsewhere
     }
+  })
+
+  it('is reported to be where it was after a cancelled move', async () => {
+    const { id } = await cells.project('home')
+    assert.equal((await move(cells, id, 'second', { FAULT_POINTS: 'move_staged=kill' })).code, 'SIGKILL')
+    const { code, stdout, stderr } = await run(
+      'bin/muster.ts',
+      ['cells', 'projects', 'move', id, '--to', 'home'],
+      environmentOf(cells),
+    )
+    assert.deepEqual(
+      [code, stdout],
+      [0, `the move of project ${id} to second is cancelled; it is in home, where it was\n`],
+      stderr,
+    )
   })
 
   it('refuses what cannot be moved', async () => {
@@ -256,7 +279,7 @@ describe('a project that is moved while it is in use', function () {
     assert.ok(JSON.parse(stdout).rows > 100_000)
     await eventually(async () => (await key.get('/events?limit=1')).body.total === total)
     const listed = await run('bin/muster.ts', ['cells', 'projects', 'second', '--json'], environmentOf(cells))
-    const found = JSON.parse(listed.stdout).find((project: Json) => project.id === id)
+    const found = JSON.parse(listed.stdout).projects.find((project: Json) => project.id === id)
     assert.ok(found.cell === 'second' && found.rows >= 100_000, listed.stdout)
   })
 })

@@ -35,8 +35,15 @@ import { connect, FORMATS, insertTexts, rowsOf } from './replication.ts'
 /** Rows of a table that left the source: number and sum of the hashes of their texts. */
 type Counted = { rows: number; hash: string }
 
-/** A moved project, with the number of its rows. */
-export type MovedProject = { project_id: string; from: string; to: string; rows: number }
+/** A project whose move has ended, at its target or, if it was cancelled, at its source. */
+export type MovedProject = {
+  project_id: string
+  from: string
+  to: string
+  /** Number of the inserted rows; null if this command has inserted none. */
+  rows: number | null
+  cancelled: boolean
+}
 
 type Session = { cell: Cell; client: DatabaseClient; tables: ProjectTable[]; columns: Map<string, Column[]> }
 
@@ -219,7 +226,7 @@ async function cancelMove(move: Move): Promise<MovedProject> {
     refuse(`project ${id} has left ${source.cell.name}: repeat the move to ${target.cell.name}`)
   await dropStaged(target, id)
   await writeEntry(move, source.cell, null)
-  return { project_id: id, from: target.cell.name, to: source.cell.name, rows: 0 }
+  return { project_id: id, from: target.cell.name, to: source.cell.name, rows: null, cancelled: true }
 }
 
 async function dropStaged({ client }: Session, id: string): Promise<void> {
@@ -248,7 +255,7 @@ async function carryOut(move: Move, onStep: (text: string) => void): Promise<Mov
   await writeEntry(move, target.cell, null)
   await sleep(HEARD_MS)
   await takeStragglers(move)
-  return { project_id: id, from: source.cell.name, to: target.cell.name, rows }
+  return { project_id: id, from: source.cell.name, to: target.cell.name, rows, cancelled: false }
 }
 
 /** Takes the rows from the source into the staging of the target; false if they have left it before. */
@@ -398,8 +405,8 @@ const isSame = (one: Counted | undefined, other: Counted | undefined): boolean =
 const describe = (counted: Counted | undefined): string =>
   counted ? `${counted.rows} with the sum ${counted.hash}` : 'none'
 
-/** Inserts the staged rows of a project at the target, if that has not been done; returns their number. */
-async function placeRows(move: Move): Promise<number> {
+/** Inserts the staged rows of a project at the target. Returns their number; null if an earlier command has inserted them. */
+async function placeRows(move: Move): Promise<number | null> {
   const { cells, id, target } = move
   const { client } = target
   // Until then, replication may delete copies of rows that left home.
@@ -414,7 +421,7 @@ async function placeRows(move: Move): Promise<number> {
   ])
   if (!staged) {
     await client.query('rollback')
-    if (await hasProject(target, id)) return 0
+    if (await hasProject(target, id)) return null
     await move.directory.query('delete from project_cells where project_id = $1', [id])
     refuse(`project ${id} was deleted`)
   }
