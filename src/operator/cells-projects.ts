@@ -1,6 +1,7 @@
+import { HOME } from '#core/services/cell.ts'
 import { CellRefusal, NO_KEY } from '#core/services/cell-directory.ts'
 import { type CellProject, listCellProjects } from '#core/services/cell-facts.ts'
-import { Cells, HOME } from '#core/services/cells.ts'
+import { Cells } from '#core/services/cells.ts'
 import { type MovedProject, moveProject } from '#core/services/move-project.ts'
 import { onDirectory } from './cells.ts'
 import { listCells, withCellPool } from './doctor-cells.ts'

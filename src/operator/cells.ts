@@ -1,6 +1,7 @@
 import { ConfigError } from '#core/base/config.ts'
 import { requireConnections } from '#core/db/connections.ts'
 import { addressOf, parseDatabaseUrl, withParameters } from '#core/db/database-url.ts'
+import { HOME } from '#core/services/cell.ts'
 import {
   CellRefusal,
   type DirectoryCell,
@@ -14,7 +15,6 @@ import {
 } from '#core/services/cell-directory.ts'
 import { describeCells, readCellFacts } from '#core/services/cell-facts.ts'
 import { findMove } from '#core/services/cell-moves.ts'
-import { HOME } from '#core/services/cells.ts'
 import { type CopiesFacts, startCopies, stopCopies } from '#core/services/copies.ts'
 import type { OpenServices } from '#core/services/lifecycle.ts'
 import { migrateCell } from '#core/services/migrate-cells.ts'

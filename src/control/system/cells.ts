@@ -1,6 +1,6 @@
+import { cellUnavailable, HOME } from '#core/services/cell.ts'
 import { listDirectory } from '#core/services/cell-directory.ts'
 import { describeCells } from '#core/services/cell-facts.ts'
-import { HOME, unavailable } from '#core/services/cells.ts'
 import type { SystemCell } from './model.ts'
 import { recentRead } from './recent-read.ts'
 
@@ -11,7 +11,7 @@ export const systemCells = recentRead(async (services): Promise<SystemCell[]> =>
   const others = cells ? await listDirectory(home.pool, home) : []
   const described = await describeCells(home, others, async ({ name, number }, read) => {
     const served = number === HOME.number ? home : cells?.named(name)?.services
-    if (!served) throw unavailable({ name })
+    if (!served) throw cellUnavailable({ name })
     return read(served.pool)
   })
   return described.map(({ failure, ...facts }) => ({ ...facts, reachable: failure === null }))

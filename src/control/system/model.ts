@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { integerQuery } from '#core/api/lists.ts'
-import { CELL_STATES } from '#core/services/cells.ts'
+import { CELL_STATES } from '#core/services/cell.ts'
 import { COPY_METHODS } from '#core/services/copies.ts'
 import { MESSAGE_STATES } from '#core/work/inspection.ts'
 

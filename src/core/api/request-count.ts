@@ -1,7 +1,7 @@
 import { extensionPoint } from '../base/declarations.ts'
 import type { Services } from '../base/services.ts'
 import type { Caller } from '../iam/caller.ts'
-import { inCellOf } from '../services/cells.ts'
+import { inCellOf } from '../services/cell.ts'
 
 /** Counts a request of a project key, for quotas and usage. Raises QUOTA_EXCEEDED. */
 export const requestCounting = extensionPoint<

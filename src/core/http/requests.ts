@@ -13,7 +13,8 @@ import { ATTRIBUTE, MUSTER } from '../base/telemetry-names.ts'
 import type { Caller } from '../iam/caller.ts'
 import { authentication, type PresentedCredential, type Proof } from '../invoke/hooks.ts'
 import { toRefusal } from '../invoke/refusal-mapping.ts'
-import { type Cells, requireCell, servicesOfId } from '../services/cells.ts'
+import { requireCell } from '../services/cell.ts'
+import { type Cells, servicesOfId } from '../services/cells.ts'
 import { CLIENT_GONE } from './body.ts'
 
 /** A request with the fields set by the first middleware. */

@@ -6,7 +6,8 @@ import type { Context, Operation, OperationResult } from '../api/operation.ts'
 import { parse } from '../api/validate.ts'
 import { AppError, raiseInvalid } from '../base/errors.ts'
 import { isTransient } from '../db/database-errors.ts'
-import { type Cell, type Cells, requireCell, unavailable } from '../services/cells.ts'
+import { type Cell, cellUnavailable, requireCell } from '../services/cell.ts'
+import type { Cells } from '../services/cells.ts'
 import { type Invocation, openInvocation } from './invocation.ts'
 import { MergeOrder, mergedPage } from './merged-lists.ts'
 
@@ -96,7 +97,7 @@ async function namingCell<T>(cell: Cell, work: () => Promise<T>): Promise<T> {
   try {
     return await work()
   } catch (error) {
-    throw isTransient(error) ? unavailable(cell, error) : error
+    throw isTransient(error) ? cellUnavailable(cell, error) : error
   }
 }
 

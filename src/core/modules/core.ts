@@ -1,7 +1,7 @@
 import { sealedResponses } from '../api/idempotency.ts'
 import { coreErrors } from '../base/errors.ts'
+import { sealedCellUrls } from '../services/cell-directory.ts'
 import { sealedMoveUrls } from '../services/cell-moves.ts'
-import { sealedCellUrls } from '../services/cells.ts'
 import { sweepHandler } from '../work/sweeps.ts'
 import { auditEvents } from '../writes/writer.ts'
 import { module } from './module.ts'

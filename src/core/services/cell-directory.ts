@@ -2,11 +2,13 @@ import { randomInt } from 'node:crypto'
 import { z } from 'zod'
 import type { Services } from '../base/services.ts'
 import type { Pool } from '../db/pool.ts'
+import { sealedColumn } from '../db/sealed.ts'
 import { idStatement, type Queryable, sql, voidStatement } from '../db/sql.ts'
-import { CELL_STATES, type CellRow, HOME, sealedForCell } from './cells.ts'
+import type { SealedFor } from '../secrets/secretbox.ts'
+import { CELL_STATES, type CellState, HOME } from './cell.ts'
 
 /**
- * Writes the directory of cells, which is at home. The table `cells` of each other cell has one row, of the cell itself, by which
+ * The directory of cells, which is at home. The table `cells` of each other cell has one row, of the cell itself, by which
  * a database is recognized that is in use.
  */
 
@@ -14,6 +16,26 @@ import { CELL_STATES, type CellRow, HOME, sealedForCell } from './cells.ts'
 export class CellRefusal extends Error {}
 
 type Home = Pick<Services, 'pool' | 'secrets'>
+
+/** Data that the URL of a cell is sealed with. */
+export const sealedForCell = (name: string): SealedFor => ({ kind: 'cell', id: name, project_id: null })
+
+export const sealedCellUrls = sealedColumn({
+  table: 'cells',
+  column: 'url',
+  kind: 'cell',
+  id: sql.fragment`name`,
+  project: sql.fragment`null::text`,
+})
+
+const CellRow = z.strictObject({ name: z.string(), number: z.int(), url: z.string(), state: z.enum(CELL_STATES) })
+
+/** A row of the directory; `url` is sealed. */
+export type CellRow = z.output<typeof CellRow>
+
+/** Reads the cells besides home, in the order of their numbers. */
+export const readCells = ({ pool }: Pick<Services, 'pool'>): Promise<readonly CellRow[]> =>
+  pool.any(sql.type(CellRow)`select name, number, url, state from cells order by number`)
 
 const NAME = /^[a-z][a-z0-9-]{0,29}$/
 
@@ -45,6 +67,16 @@ export async function listDirectory(db: Queryable, { secrets }: Pick<Services, '
   })
 }
 
+/** Returns the cell of a name besides home, undefined for an unknown one. */
+export const findCell = async (
+  db: Queryable,
+  home: Pick<Services, 'secrets'>,
+  name: string,
+): Promise<DirectoryCell | undefined> => (await listDirectory(db, home)).find(cell => cell.name === name)
+
+/** Message for a name that no cell has. */
+export const unknownCell = (name: string | undefined): string => `no cell is called ${name}`
+
 /** @throws CellRefusal if a cell cannot have the name */
 export function requireName(name: string): void {
   if (!NAME.test(name) || name === HOME.name)
@@ -55,7 +87,7 @@ export function requireName(name: string): void {
 
 /** @throws CellRefusal if a complete cell has the name */
 export async function requireUnused(db: Queryable, home: Home, name: string): Promise<void> {
-  const cell = (await listDirectory(db, home)).find(each => each.name === name)
+  const cell = await findCell(db, home, name)
   if (cell && cell.state !== 'down') throw new CellRefusal(`cell ${name} exists`)
 }
 
@@ -140,8 +172,8 @@ export async function writeCell(
 export const setCellState = async (
   { pool }: Pick<Services, 'pool'>,
   name: string,
-  state: CellRow['state'],
-  from: readonly CellRow['state'][],
+  state: CellState,
+  from: readonly CellState[],
 ): Promise<boolean> =>
   (await pool.maybeOneFirst(idStatement`
     update cells set state = ${state}, updated_at = now()

@@ -4,8 +4,8 @@ import type { CellRead } from '../base/metrics.ts'
 import type { Services } from '../base/services.ts'
 import { addressOf } from '../db/database-url.ts'
 import { type Queryable, sql } from '../db/sql.ts'
+import { CELL_WAIT_MS, HOME, requireCell } from './cell.ts'
 import { type DirectoryCell, NO_KEY } from './cell-directory.ts'
-import { CELL_WAIT_MS, HOME, requireCell } from './cells.ts'
 import { type CopiesFacts, NO_COPIES, readCopies } from './copies.ts'
 
 /** Returns a read of each cell, for gauges; without a label in a deployment without cells. */

@@ -2,8 +2,7 @@ import { z } from 'zod'
 import type { Services } from '../base/services.ts'
 import { sealedColumn } from '../db/sealed.ts'
 import { idStatement, sql, voidStatement } from '../db/sql.ts'
-import { CellRefusal, NO_KEY } from './cell-directory.ts'
-import { sealedForCell } from './cells.ts'
+import { CellRefusal, NO_KEY, sealedForCell } from './cell-directory.ts'
 
 /** The moves of cells that have begun and not ended, which are recorded at home. */
 

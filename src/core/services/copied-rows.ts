@@ -1,6 +1,6 @@
 import { sqlStateOf } from '../db/database-errors.ts'
 import type { DatabaseClient } from '../db/pg-client.ts'
-import { rowsOf } from './replication.ts'
+import { readBatches, rowsOf } from './replication.ts'
 
 /** The rows of home that its cells have copies of: how they are first copied, and compared. */
 
@@ -86,12 +86,9 @@ export async function copyRows(home: Side, cell: Side): Promise<void> {
   for (const of of HOME_TABLES) {
     const { table } = of
     await home.enter()
-    await home.client.query(
-      `declare copied cursor for select to_jsonb(t) as row from ${table} t where ${copiedRows(of)}`,
-    )
-    for (;;) {
-      const rows = (await rowsOf(home.client, `fetch ${BATCH_ROWS} from copied`)).map(({ row }) => row)
-      if (rows.length === 0) break
+    const query = { text: `select to_jsonb(t) as row from ${table} t where ${copiedRows(of)}` }
+    for await (const batch of readBatches(home.client, query, { size: BATCH_ROWS })) {
+      const rows = batch.map(({ row }) => row)
       const columns = (await columnsAt(cell, table)).filter(name => name in rows[0]).map(quotedName)
       await rowsAt(
         cell,
@@ -101,7 +98,6 @@ export async function copyRows(home: Side, cell: Side): Promise<void> {
         [JSON.stringify(rows)],
       )
     }
-    await home.client.query('close copied')
   }
 }
 

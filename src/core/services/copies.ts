@@ -1,25 +1,30 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
 import type { CellIdentity } from '../base/current-cell.ts'
 import { settledWithin } from '../base/event-loop.ts'
+import { pollUntil } from '../base/poll.ts'
 import { processSingleton } from '../base/process-singleton.ts'
 import type { Services } from '../base/services.ts'
 import { parseDatabaseUrl } from '../db/database-url.ts'
 import type { DatabaseClient } from '../db/pg-client.ts'
-import { type Fragment, type Queryable, sql } from '../db/sql.ts'
+import { type Fragment, type Queryable, rawFragment, sql } from '../db/sql.ts'
 import { withoutTenant } from '../db/tenant-context.ts'
 import { isolateFailures } from '../work/sweeps.ts'
-import { type Cells, readCells, sealedForCell, unavailable } from './cells.ts'
+import { cellUnavailable } from './cell.ts'
+import { readCells, sealedForCell } from './cell-directory.ts'
+import type { Cells } from './cells.ts'
 import { copyRows, findDifferences, HOME_TABLES, type HomeTable, type Side } from './copied-rows.ts'
 import {
   areInOneDatabase,
   connect,
   dropSlot,
   dropSubscription,
+  flushedPosition,
+  inTransactionOf,
   isSameDatabase,
   quoted,
   rowsOf,
   schemaOf,
+  untilReplayed,
   usableSlot,
   withoutSchema,
 } from './replication.ts'
@@ -55,7 +60,7 @@ export async function readEverywhere<T>(
       return [await read((cells as Cells).numbered(number).pool, false)]
     } catch (error) {
       if (partial) return []
-      throw unavailable({ name }, error)
+      throw cellUnavailable({ name }, error)
     }
   }
   // Not concurrently: a failure in a cell would end the transaction of `db` while its statement runs.
@@ -92,8 +97,6 @@ const isInHomeDatabase = processSingleton((cell: Services) => {
     return known
   }
 })
-
-const rawFragment = (text: string): Fragment => Object.freeze({ ...sql.fragment``, sql: text })
 
 const rawSame = (presence: string): Fragment => rawFragment(isSameDatabase.replace('$1', `(${presence})`))
 
@@ -205,15 +208,7 @@ async function inBothSchemas<T>(
     client: source,
     enter: () => source.query(`select set_config('search_path', $1, true)`, [name]),
   })
-  await source.query(begin)
-  try {
-    const result = await work(sideOf(homeSchema), sideOf(schema))
-    await source.query('commit')
-    return result
-  } catch (error) {
-    await source.query('rollback').catch(() => {})
-    throw error
-  }
+  return inTransactionOf(source, () => work(sideOf(homeSchema), sideOf(schema)), { begin })
 }
 
 /** Tables whose copies in a schema of the database of home differ. */
@@ -281,21 +276,9 @@ const CATCH_UP_POLL_MS = 100
  * as its subscription fails or does not reach home.
  */
 async function catchesUp(source: DatabaseClient, slot: string): Promise<boolean> {
-  const [{ lsn }] = await rowsOf(source, 'select pg_current_wal_flush_lsn()::text as lsn')
-  const deadline = performance.now() + CATCH_UP_MS
-  let first: string | undefined
-  for (;;) {
-    const [row] = await rowsOf(
-      source,
-      `select confirmed_flush_lsn::text as position, confirmed_flush_lsn >= $2::pg_lsn as replayed
-       from pg_replication_slots where slot_name = $1`,
-      [slot, lsn],
-    )
-    if (row?.replayed) return true
-    first ??= row?.position
-    if (performance.now() > deadline) return row?.position === first
-    await sleep(CATCH_UP_POLL_MS)
-  }
+  const lsn = await flushedPosition(source)
+  const limits = { withinMs: CATCH_UP_MS, pauseMs: CATCH_UP_POLL_MS }
+  return (await untilReplayed(source, slot, { lsn, ...limits })) !== 'progressing'
 }
 
 const REPLAY_MS = 30_000
@@ -304,7 +287,7 @@ const REPLAY_MS = 30_000
  * Waits until a cell has replayed the commits at home, false if it has not after thirty seconds. A cell in the database of home has
  * them with the commit.
  */
-export const untilReplayedBy = (
+export const untilReplayedHome = (
   home: Pick<Services, 'config'>,
   { name, number }: CellIdentity,
   url: string,
@@ -312,23 +295,10 @@ export const untilReplayedBy = (
   withoutTenant(() =>
     atHome(home, async source => {
       if (number === 0 || (await hasTriggers(source, schemaOfUrl(url)))) return true
-      const cell = { name }
-      const slot = await slotName(source, cell)
-      const [{ lsn }] = await rowsOf(source, 'select pg_current_wal_flush_lsn()::text as lsn')
-      for (
-        const deadline = performance.now() + REPLAY_MS;
-        performance.now() < deadline;
-        await sleep(CATCH_UP_POLL_MS)
-      ) {
-        const [row] = await rowsOf(
-          source,
-          `select coalesce(greatest(s.confirmed_flush_lsn, r.replay_lsn) >= $2::pg_lsn, false) as replayed
-           from pg_replication_slots s left join pg_stat_replication r on r.pid = s.active_pid where slot_name = $1`,
-          [slot, lsn],
-        )
-        if (row?.replayed) return true
-      }
-      return false
+      const slot = await slotName(source, { name })
+      const lsn = await flushedPosition(source)
+      const limits = { withinMs: REPLAY_MS, pauseMs: CATCH_UP_POLL_MS }
+      return (await untilReplayed(source, slot, { lsn, ...limits })) === 'replayed'
     }),
   )
 
@@ -404,16 +374,17 @@ async function copyByReplication(
     // The changes of the slot begin where the exported snapshot ends. A subscription in the same server cannot create its slot.
     const created = await replication.query(`CREATE_REPLICATION_SLOT "${slot}" LOGICAL pgoutput EXPORT_SNAPSHOT`)
     const [{ snapshot_name }] = created.rows
-    await source.query('begin isolation level repeatable read read only')
-    await source.query(`set transaction snapshot '${snapshot_name}'`)
-    await target.query('begin')
-    await copyRows(sideOf(source), sideOf(target))
-    await target.query('commit')
-    await source.query('commit')
+    await inTransactionOf(
+      source,
+      async () => {
+        await source.query(`set transaction snapshot '${snapshot_name}'`)
+        await inTransactionOf(target, () => copyRows(sideOf(source), sideOf(target)))
+      },
+      { begin: 'begin isolation level repeatable read read only' },
+    )
     await target.query(`create subscription ${slot} connection ${connection}
       publication ${publication} with (create_slot = false, slot_name = '${slot}', copy_data = false)`)
   } catch (error) {
-    await Promise.all([source, target].map(client => client.query('rollback').catch(() => {})))
     await dropSlot(source, slot)
     throw error
   } finally {
@@ -524,7 +495,7 @@ const FIRST_POLL_MS = 5
 const STUCK_MS = 3000
 
 const lsnRow = sql.type(z.strictObject({ lsn: z.string() }))
-const slotRow = sql.type(z.strictObject({ name: z.string(), position: z.string().nullable(), replayed: z.boolean() }))
+const SlotRow = z.strictObject({ name: z.string(), position: z.string().nullable(), replayed: z.boolean() })
 
 /** Positions of slots at the end of vain waits, and the time of the first at the position. */
 const vainWaits = processSingleton(() => new Map<string, { position: string | null; since: number }>())
@@ -533,41 +504,45 @@ const vainWaits = processSingleton(() => new Map<string, { position: string | nu
  * Waits until the cells have replayed the commits at home, for a second at most; false if one has not. A cell in the database
  * of home has it with the commit. A cell that is known to replay nothing is not waited for.
  */
-export const untilCopied = (cells: Cells): Promise<boolean> => withoutTenant(() => untilReplayed(cells))
+export const untilCopied = (cells: Cells): Promise<boolean> =>
+  withoutTenant(async () => {
+    const { home } = cells
+    const others = cells.all().filter(({ number, state }) => number !== 0 && state !== 'down')
+    const opened = others.flatMap(({ name, services }) => (services ? { name, services } : []))
+    const deadline = performance.now() + BARRIER_MS
+    const comparisons = opened.map(({ services }) => isInHomeDatabase(services)(home).catch(() => null))
+    const same = await settledWithin(BARRIER_MS, Promise.all(comparisons))
+    if (!same) return false
+    const names = opened.flatMap(({ name }, index) => (same[index] ? [] : name))
+    const hasCopies = names.length === 0 || (await waitForReplay(home, names, deadline - performance.now()))
+    return hasCopies && opened.length === others.length
+  })
 
-async function untilReplayed(cells: Cells): Promise<boolean> {
-  const { home } = cells
-  const others = cells.all().filter(({ number, state }) => number !== 0 && state !== 'down')
-  const opened = others.flatMap(({ name, services }) => (services ? { name, services } : []))
-  const deadline = performance.now() + BARRIER_MS
-  const comparisons = opened.map(({ services }) => isInHomeDatabase(services)(home).catch(() => null))
-  const same = await settledWithin(BARRIER_MS, Promise.all(comparisons))
-  if (!same) return false
-  const names = opened.flatMap(({ name }, index) => (same[index] ? [] : name))
-  const isOpen = opened.length === others.length
-  if (names.length === 0) return isOpen
+/** Waits until cells with replication have replayed the commits at home. */
+async function waitForReplay(home: Services, names: readonly string[], withinMs: number): Promise<boolean> {
   const { lsn } = await home.pool.one(lsnRow`select pg_current_wal_flush_lsn()::text as lsn`)
   const waits = vainWaits(home)
-  for (let pause = FIRST_POLL_MS; ; pause *= 2) {
-    const slots = await home.pool.any(slotRow`
-      select n.name, p.position::text, coalesce(p.position >= ${lsn}::pg_lsn, false) as replayed
-      from unnest(${sql.array(names, 'text')}) n (name)
-      left join pg_replication_slots s on s.slot_name = ${rawFragment(SLOT_PREFIX)} || replace(n.name, '-', '_')
-      left join pg_stat_replication r on r.pid = s.active_pid,
-      greatest(s.confirmed_flush_lsn, r.replay_lsn) p (position)`)
-    const behind = slots.filter(({ replayed }) => !replayed)
-    if (behind.length === 0) return isOpen
-    const now = performance.now()
-    const moving = behind.filter(({ name, position }) => {
-      const wait = waits.get(name)
-      return wait?.position !== position || now - wait.since < STUCK_MS
-    })
-    if (moving.length === 0) return false
-    if (now >= deadline) {
-      for (const { name, position } of moving)
-        if (waits.get(name)?.position !== position) waits.set(name, { position, since: now })
-      return false
-    }
-    await sleep(Math.min(pause, deadline - now))
-  }
+  let awaited: readonly z.output<typeof SlotRow>[] = []
+  const replayed = await pollUntil(
+    async () => {
+      const slots = await home.pool.any(sql.type(SlotRow)`
+        select n.name, p.position::text, coalesce(p.position >= ${lsn}::pg_lsn, false) as replayed
+        from unnest(${sql.array([...names], 'text')}) n (name)
+        left join pg_replication_slots s on s.slot_name = ${rawFragment(SLOT_PREFIX)} || replace(n.name, '-', '_')
+        left join pg_stat_replication r on r.pid = s.active_pid,
+        greatest(s.confirmed_flush_lsn, r.replay_lsn) p (position)`)
+      const late = slots.filter(slot => !slot.replayed)
+      if (late.length === 0) return true
+      awaited = late.filter(({ name, position }) => {
+        const wait = waits.get(name)
+        return wait?.position !== position || performance.now() - wait.since < STUCK_MS
+      })
+      return awaited.length === 0 ? false : null
+    },
+    { withinMs, pauseMs: FIRST_POLL_MS, doubles: true },
+  )
+  if (replayed !== null) return replayed
+  for (const { name, position } of awaited)
+    if (waits.get(name)?.position !== position) waits.set(name, { position, since: performance.now() })
+  return false
 }

@@ -6,9 +6,9 @@ import type { DatabaseClient } from '../db/pg-client.ts'
 import { openPool } from '../db/pool.ts'
 import { withoutTenant } from '../db/tenant-context.ts'
 import { lockCellMigrations } from '../queues/migrate.ts'
-import { CellRefusal, isSameSchema, listDirectory, NO_KEY, requireEmpty } from './cell-directory.ts'
+import { HOME } from './cell.ts'
+import { CellRefusal, isSameSchema, listDirectory, NO_KEY, requireEmpty, sealedForCell } from './cell-directory.ts'
 import { beginPause, type CellMove, endMove, findMove, insertMove } from './cell-moves.ts'
-import { HOME, sealedForCell } from './cells.ts'
 import {
   changingCopies,
   dropSubscriptions,
@@ -23,11 +23,10 @@ import {
   copySequences,
   copyTable,
   findMismatches,
-  inTransactionOf,
   listTables,
   planLayout,
   prepareTarget,
-  qualified,
+  qualifiedName,
   restoreTarget,
   schemasOf,
   tablesOf,
@@ -37,9 +36,12 @@ import {
   connect,
   dropSlot,
   dropSubscription,
+  flushedPosition,
+  inTransactionOf,
   quoted,
   rowsOf,
   schemaOf,
+  untilReplayed,
   usableSlot,
   withoutSchema,
 } from './replication.ts'
@@ -343,7 +345,7 @@ async function replicate({ move, source, target, replica, cell, report }: Moving
   await prepareTarget(target, tables, move.layout)
   const published = tables.filter(({ isLogged, isPartitioned }) => isLogged && !isPartitioned)
   await source.query(`drop publication if exists ${replica}`)
-  await source.query(`create publication ${replica} for table ${published.map(qualified).join(', ')}`)
+  await source.query(`create publication ${replica} for table ${published.map(qualifiedName).join(', ')}`)
   await dropSlot(source, replica)
   // A subscription to its own server cannot create its slot.
   await source.query(`select pg_create_logical_replication_slot($1, 'pgoutput')`, [replica])
@@ -365,7 +367,7 @@ async function untilClose(moving: Moving): Promise<void> {
          and subdbid = (select oid from pg_database where datname = current_database()))`,
       [replica],
     )
-    if (pending === 0 && (await untilReplayed(moving, await positionOf(source), MOST_LAG_MS))) return
+    if (pending === 0 && (await untilTargetHas(moving, await flushedPosition(source), MOST_LAG_MS))) return
     if (performance.now() - reportedAt > REPORT_MS) {
       reportedAt = performance.now()
       report(
@@ -389,9 +391,6 @@ async function requireProgress({ source, target, replica }: Moving): Promise<voi
     throw new Error('the source has removed the log that the target needs: raise max_slot_wal_keep_size')
 }
 
-const positionOf = async (source: DatabaseClient): Promise<string> =>
-  (await rowsOf(source, 'select pg_current_wal_flush_lsn()::text as lsn'))[0].lsn
-
 const lagOf = async ({ source, replica }: Moving): Promise<number> =>
   (
     await rowsOf(
@@ -402,21 +401,17 @@ const lagOf = async ({ source, replica }: Moving): Promise<number> =>
     )
   )[0]?.bytes ?? 0
 
+/** Polls after which the progress of the replication is checked. */
+const PROGRESS_POLLS = 50
+
 /** Waits until the target has replayed a position of the source. False if it has not in time. */
-async function untilReplayed(moving: Moving, lsn: string, withinMs: number): Promise<boolean> {
-  const { source, replica } = moving
-  const deadline = performance.now() + withinMs
-  for (let polls = 1; ; polls++) {
-    const [row] = await rowsOf(
-      source,
-      'select confirmed_flush_lsn >= $2::pg_lsn as replayed from pg_replication_slots where slot_name = $1',
-      [replica, lsn],
-    )
-    if (row?.replayed) return true
-    if (performance.now() > deadline) return false
-    if (polls % 50 === 0) await requireProgress(moving)
-    await sleep(POLL_MS)
+async function untilTargetHas(moving: Moving, lsn: string, withinMs: number): Promise<boolean> {
+  let polls = 0
+  const onPoll = async () => {
+    if (++polls % PROGRESS_POLLS === 0) await requireProgress(moving)
   }
+  const options = { lsn, withinMs, pauseMs: POLL_MS, isFlushed: true, onPoll }
+  return (await untilReplayed(moving.source, moving.replica, options)) === 'replayed'
 }
 
 /** Stops the cell, fences its source and finishes the move. */
@@ -482,7 +477,7 @@ async function fence(moving: Moving, homeSession: DatabaseClient, tables: readon
       await source.query('set local synchronous_commit = on')
       // The triggers at home write to the cell: first, as a write at home locks its table before the tables of the cell.
       if (isAtHome) await inSchema(source, homeSchema, () => dropTriggers(source, move.source.tables))
-      await source.query(`lock table ${tables.map(qualified).join(', ')} in share mode`)
+      await source.query(`lock table ${tables.map(qualifiedName).join(', ')} in share mode`)
       for (const { name } of subscriptions) await source.query(`alter subscription ${name} disable`)
       for (const schema of new Set(Object.values(move.source)))
         await source.query(`alter schema "${schema}" rename to "${fencedName(schema, move)}"`)
@@ -521,8 +516,8 @@ async function switchOver(moving: Moving, homeSession: DatabaseClient, since: nu
   const { layout } = move
   if (await hasSubscription(target, replica)) {
     // The target has all changes: the subscription is dropped only after them.
-    const last = await positionOf(source)
-    while (!(await untilReplayed(moving, last, REPORT_MS)))
+    const last = await flushedPosition(source)
+    while (!(await untilTargetHas(moving, last, REPORT_MS)))
       report(`the target lacks ${await lagOf(moving)} bytes of the log`)
     await dropSubscription(target, replica)
     await injectFault(home, 'move_replayed')
@@ -536,7 +531,7 @@ async function switchOver(moving: Moving, homeSession: DatabaseClient, since: nu
     for (const from of await listTables(source, left)) {
       const to = own.find(({ name }) => name === from.name)
       if (from.isLogged || !to) continue
-      await target.query(`truncate ${qualified(to)}`)
+      await target.query(`truncate ${qualifiedName(to)}`)
       await copyTable(source, target, from, to)
     }
     await copySequences(source, target, { source: left, target: [...new Set(Object.values(layout.schemas))] })
@@ -574,7 +569,7 @@ async function describe({ cell, move, target }: Moving): Promise<Omit<MovedCell,
     `select coalesce(sum(greatest(reltuples, 0)), 0)::float8 as rows,
        coalesce(sum(pg_total_relation_size(oid)), 0)::float8 as bytes
      from pg_class where oid = any ($1::regclass[]) and relkind = 'r'`,
-    [tables.map(qualified)],
+    [tables.map(qualifiedName)],
   )
   const { name, url } = cell
   return { name, from: addressOf(url), to: addressOf(move.url), state: move.state, tables: tables.length, rows, bytes }

@@ -8,10 +8,11 @@ import { withoutTenant } from '../db/tenant-context.ts'
 import { queues } from '../queues/queue.ts'
 import { leaseHolding } from '../work/takeover.ts'
 import { DISPATCH_CHANNEL } from '../writes/writer.ts'
+import { type Cell, HOME, inCellOf, requireCell } from './cell.ts'
 import { CellRefusal } from './cell-directory.ts'
-import { type Cell, type Cells, HOME, inCellOf, requireCell } from './cells.ts'
+import type { Cells } from './cells.ts'
 
-import { untilReplayedBy } from './copies.ts'
+import { untilReplayedHome } from './copies.ts'
 import {
   type Column,
   columnsOf,
@@ -410,7 +411,7 @@ async function placeRows(move: Move): Promise<number | null> {
   const { cells, id, target } = move
   const { client } = target
   // Until then, replication may delete copies of rows that left home.
-  if (!(await untilReplayedBy(cells.home, target.cell, requireCell(target.cell).config.DATABASE_LISTEN_URL)))
+  if (!(await untilReplayedHome(cells.home, target.cell, requireCell(target.cell).config.DATABASE_LISTEN_URL)))
     refuse(
       `cell ${target.cell.name} has not replayed the changes at home: repeat the move once muster cells check passes`,
     )

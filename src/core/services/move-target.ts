@@ -1,7 +1,7 @@
 import type { DatabaseClient } from '../db/pg-client.ts'
 import type { CellSchemas, TargetLayout } from './cell-moves.ts'
 import { HOME_TABLES } from './copied-rows.ts'
-import { FORMATS, insertTexts, rowsOf } from './replication.ts'
+import { FORMATS, insertTexts, inTransactionOf, readBatches, rowsOf } from './replication.ts'
 
 /**
  * The tables of a cell that is moved, at its source and in its target. Logical replication finds tables by schema and name, so the
@@ -12,7 +12,7 @@ import { FORMATS, insertTexts, rowsOf } from './replication.ts'
 export type CellTable = { schema: string; name: string; columns: string; isPartitioned: boolean; isLogged: boolean }
 
 /** Returns the name of a table or sequence for statements. */
-export const qualified = ({ schema, name }: { schema: string; name: string }): string => `"${schema}"."${name}"`
+export const qualifiedName = ({ schema, name }: { schema: string; name: string }): string => `"${schema}"."${name}"`
 
 /** Lists the tables in schemas, without tables of extensions. */
 export async function listTables(client: DatabaseClient, schemas: readonly string[]): Promise<CellTable[]> {
@@ -59,19 +59,6 @@ export function findMismatches(source: readonly CellTable[], target: readonly Ce
   })
 }
 
-/** Runs work in a transaction. */
-export async function inTransactionOf<T>(client: DatabaseClient, work: () => Promise<T>): Promise<T> {
-  await client.query('begin')
-  try {
-    const result = await work()
-    await client.query('commit')
-    return result
-  } catch (error) {
-    await client.query('rollback').catch(() => {})
-    throw error
-  }
-}
-
 const listSchemas = async (client: DatabaseClient): Promise<string[]> =>
   (await rowsOf(client, 'select nspname::text as name from pg_namespace')).map(({ name }) => name)
 
@@ -89,7 +76,7 @@ export async function planLayout(
 }
 
 /** Moves tables to other schemas. */
-async function arrange(
+async function setSchemas(
   client: DatabaseClient,
   tables: readonly CellTable[],
   schemaFor: (name: string) => string | undefined,
@@ -97,7 +84,7 @@ async function arrange(
   for (const table of tables) {
     const schema = schemaFor(table.name)
     if (schema !== undefined && schema !== table.schema)
-      await client.query(`alter table ${qualified(table)} set schema "${schema}"`)
+      await client.query(`alter table ${qualifiedName(table)} set schema "${schema}"`)
   }
 }
 
@@ -113,10 +100,10 @@ export async function prepareTarget(
   const schemaAtSource = new Map(source.map(({ name, schema }) => [name, schema]))
   await inTransactionOf(client, async () => {
     for (const schema of created) await client.query(`create schema "${schema}"`)
-    await arrange(client, await tablesOf(client, { schemas, created }), name => schemaAtSource.get(name))
+    await setSchemas(client, await tablesOf(client, { schemas, created }), name => schemaAtSource.get(name))
     await emptyTables(client, await tablesOf(client, { schemas, created }))
     for (const table of await tablesOf(client, { schemas, created }))
-      if (isHomeTable(table)) await client.query(`alter table ${qualified(table)} disable trigger copies_received`)
+      if (isHomeTable(table)) await client.query(`alter table ${qualifiedName(table)} disable trigger copies_received`)
   })
 }
 
@@ -132,7 +119,7 @@ export async function tablesOf(client: DatabaseClient, { schemas, created }: Tar
 
 /** Removes all rows. Triggers that keep tables from being truncated are disabled in the transaction only. */
 async function emptyTables(client: DatabaseClient, tables: readonly CellTable[]): Promise<void> {
-  const names = tables.map(qualified)
+  const names = tables.map(qualifiedName)
   const guards = await rowsOf(
     client,
     `select tgrelid::regclass::text as of, quote_ident(tgname) as name from pg_trigger
@@ -151,9 +138,10 @@ export async function restoreTarget(
   { isEmptied = false }: { isEmptied?: boolean } = {},
 ): Promise<void> {
   if (isEmptied) await emptyTables(client, await tablesOf(client, layout))
-  await arrange(client, await tablesOf(client, layout), name => layout.schemas[name])
+  await setSchemas(client, await tablesOf(client, layout), name => layout.schemas[name])
   for (const table of await tablesOf(client, layout))
-    if (isHomeTable(table)) await client.query(`alter table ${qualified(table)} enable replica trigger copies_received`)
+    if (isHomeTable(table))
+      await client.query(`alter table ${qualifiedName(table)} enable replica trigger copies_received`)
   for (const schema of layout.created) await client.query(`drop schema if exists "${schema}"`)
 }
 
@@ -172,21 +160,25 @@ export async function copyTable(
     target,
     `select quote_ident(attname) as name from pg_attribute
      where attrelid = $1::regclass and attnum > 0 and not attisdropped and attgenerated = ''`,
-    [qualified(to)],
+    [qualifiedName(to)],
   )
   const names = columns.map(({ name }) => name as string)
   for (const session of [source, target]) await session.query(FORMATS)
   await inTransactionOf(source, async () => {
-    await source.query(`declare moved no scroll cursor for select t::text as row from ${qualified(from)} t`)
-    for (let size = FIRST_ROWS; ; ) {
-      const rows = (await rowsOf(source, `fetch ${size} from moved`)).map(({ row }) => row as string)
-      if (rows.length === 0) return
-      const average = rows.reduce((sum, row) => sum + row.length, 0) / rows.length
-      // Grows slowly, as large rows may follow small ones.
-      size = Math.max(1, Math.min(2 * size, MOST_ROWS, Math.floor(BATCH_CHARACTERS / average)))
-      await insertTexts(target, { table: qualified(to), columns: names }, rows)
-    }
+    const query = { text: `select t::text as row from ${qualifiedName(from)} t` }
+    for await (const batch of readBatches(source, query, { size: FIRST_ROWS, sizeAfter: nextBatchSize }))
+      await insertTexts(
+        target,
+        { table: qualifiedName(to), columns: names },
+        batch.map(({ row }) => row),
+      )
   })
+}
+
+/** Grows slowly, as large rows may follow small ones. */
+function nextBatchSize(batch: readonly { row: string }[], size: number): number {
+  const average = batch.reduce((sum, { row }) => sum + row.length, 0) / batch.length
+  return Math.max(1, Math.min(2 * size, MOST_ROWS, Math.floor(BATCH_CHARACTERS / average)))
 }
 
 /** Sets the sequences of a target to the values of the source. */
@@ -202,11 +194,11 @@ export async function copySequences(
        join pg_namespace n on n.oid = c.relnamespace where c.relkind = 'S' and n.nspname = any ($1)`,
       [names],
     )
-  const there = new Map((await list(target, schemas.target)).map(sequence => [sequence.name, qualified(sequence)]))
+  const there = new Map((await list(target, schemas.target)).map(sequence => [sequence.name, qualifiedName(sequence)]))
   for (const sequence of await list(source, schemas.source)) {
     const [{ last_value, is_called }] = await rowsOf(
       source,
-      `select last_value::text, is_called from ${qualified(sequence)}`,
+      `select last_value::text, is_called from ${qualifiedName(sequence)}`,
     )
     const name = there.get(sequence.name)
     if (name) await target.query('select setval($1::regclass, $2::bigint, $3)', [name, last_value, is_called])

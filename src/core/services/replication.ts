@@ -1,4 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
+import { pollUntil } from '../base/poll.ts'
 import { withParameters } from '../db/database-url.ts'
 import { DatabaseClient, KEEPALIVE_OPTIONS, SESSION_TIMEOUTS } from '../db/pg-client.ts'
 
@@ -7,6 +8,42 @@ import { DatabaseClient, KEEPALIVE_OPTIONS, SESSION_TIMEOUTS } from '../db/pg-cl
 /** Returns the rows of a statement. */
 export const rowsOf = async (client: DatabaseClient, text: string, values: unknown[] = []): Promise<any[]> =>
   (await client.query(text, values)).rows
+
+/** Runs work in a transaction of a session, which `begin` starts. */
+export async function inTransactionOf<T>(
+  client: DatabaseClient,
+  work: () => Promise<T>,
+  { begin = 'begin' }: { begin?: string } = {},
+): Promise<T> {
+  await client.query(begin)
+  try {
+    const result = await work()
+    await client.query('commit')
+    return result
+  } catch (error) {
+    await client.query('rollback').catch(() => {})
+    throw error
+  }
+}
+
+/**
+ * Yields the rows of a query in batches, by a cursor in the transaction of a session.
+ * @param options.sizeAfter returns the size of the next batch, default `size`
+ */
+export async function* readBatches(
+  client: DatabaseClient,
+  { text, values = [] }: { text: string; values?: unknown[] },
+  { size, sizeAfter = () => size }: { size: number; sizeAfter?: (rows: readonly any[], size: number) => number },
+): AsyncGenerator<any[]> {
+  await client.query(`declare batches no scroll cursor for ${text}`, values)
+  for (let next = size; ; ) {
+    const rows = await rowsOf(client, `fetch ${next} from batches`)
+    if (rows.length === 0) break
+    next = sizeAfter(rows, next)
+    yield rows
+  }
+  await client.query('close batches')
+}
 
 /** Statement that sets the formats of values as text, which must be the same in two databases. */
 export const FORMATS = `set datestyle = 'ISO, MDY'; set intervalstyle = 'postgres'; set time zone 'UTC'; set extra_float_digits = 1;
@@ -99,6 +136,46 @@ export async function usableSlot(source: DatabaseClient, name: string): Promise<
     name,
   ])
   return slot === undefined || slot.wal_status === 'lost' ? null : slot
+}
+
+/** Returns the position up to which the log of a server is flushed. */
+export const flushedPosition = async (source: DatabaseClient): Promise<string> =>
+  (await rowsOf(source, 'select pg_current_wal_flush_lsn()::text as lsn'))[0].lsn
+
+/**
+ * Waits until the subscriber of a slot has replayed a position of the log.
+ * @param options.isFlushed whether it has the changes on its disk
+ * @param options.onPoll is called before each poll
+ * @returns `replayed`, or after the time `progressing`, or `stuck` if it has replayed nothing meanwhile
+ */
+export async function untilReplayed(
+  source: DatabaseClient,
+  slot: string,
+  {
+    lsn,
+    isFlushed = false,
+    onPoll = async () => {},
+    ...limits
+  }: { lsn: string; withinMs: number; pauseMs: number; isFlushed?: boolean; onPoll?: () => Promise<void> },
+): Promise<'replayed' | 'progressing' | 'stuck'> {
+  let first: string | undefined
+  let last: string | undefined
+  const replayed = await pollUntil(async () => {
+    await onPoll()
+    const [row] = await rowsOf(
+      source,
+      `select p.position::text, coalesce(p.position >= $2::pg_lsn, false) as is_replayed
+       from pg_replication_slots s left join pg_stat_replication r on r.pid = s.active_pid,
+       greatest(s.confirmed_flush_lsn${isFlushed ? '' : ', r.replay_lsn'}) p (position)
+       where slot_name = $1`,
+      [slot, lsn],
+    )
+    last = row?.position
+    first ??= last
+    return row?.is_replayed ? true : null
+  }, limits)
+  if (replayed) return 'replayed'
+  return first === last ? 'stuck' : 'progressing'
 }
 
 /** Quotes a value of a statement. */

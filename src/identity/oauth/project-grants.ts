@@ -1,6 +1,6 @@
 import type { Services } from '#core/base/services.ts'
 import { idStatement } from '#core/db/sql.ts'
-import { requireCell } from '#core/services/cells.ts'
+import { requireCell } from '#core/services/cell.ts'
 import { isolateFailures } from '#core/work/sweeps.ts'
 import { deleteGrantsOfProject, isStillIn, listAbsentProjects } from '../grants/store.ts'
 import { principalsChanged } from '../principals/principals.ts'
