@@ -198,7 +198,7 @@ describe('architecture', () => {
       'src/core/db/connections.ts',
       'src/core/db/notifier.ts',
       'src/core/queues/breaking-migrations.ts',
-      'src/core/services/move-project.ts',
+      'src/core/services/moving-project.ts',
       'src/core/writes/writer.ts',
     ])
   })

@@ -4,7 +4,7 @@ import { type CellProject, listCellProjects } from '#core/services/cell-facts.ts
 import { Cells } from '#core/services/cells.ts'
 import { type MovedProject, moveProject } from '#core/services/move-project.ts'
 import { onDirectory } from './cells.ts'
-import { listCells, withCellPool } from './doctor-cells.ts'
+import { listChosenCells, withCellPool } from './doctor-cells.ts'
 import { CommandError, describeError, print, printJson, printProgress, table } from './output.ts'
 
 type Options = { data: string; json?: boolean }
@@ -17,8 +17,7 @@ type Listed = CellProject & { cell: string }
  */
 export const projectsCommand = (name: string | undefined, { data, json }: Options): Promise<void> =>
   onDirectory(data, async home => {
-    const cells = (await listCells(home)).filter(cell => name === undefined || cell.name === name)
-    if (cells.length === 0) throw new CommandError(`no cell is called ${name}`, 'Run muster cells list.')
+    const cells = await listChosenCells(home, name)
     const projects: Listed[] = []
     const missing: { name: string; error: string }[] = []
     for (const { name: cell, url } of cells)

@@ -5,6 +5,7 @@ import { HOME } from '#core/services/cell.ts'
 import {
   CellRefusal,
   type DirectoryCell,
+  findCell,
   listDirectory,
   NO_KEY,
   requireEmpty,
@@ -18,8 +19,8 @@ import { findMove } from '#core/services/cell-moves.ts'
 import { type CopiesFacts, startCopies, stopCopies } from '#core/services/copies.ts'
 import type { OpenServices } from '#core/services/lifecycle.ts'
 import { migrateCell } from '#core/services/migrate-cells.ts'
-import { cancelMove, moveCell, requireMovable } from '#core/services/move-cell.ts'
-import { checkCell, listCells, withCellPool } from './doctor-cells.ts'
+import { cancelMove, moveCell, requireMovableCell } from '#core/services/move-cell.ts'
+import { checkCell, listChosenCells, raiseUnknownCell, withCellPool } from './doctor-cells.ts'
 import { checkMigrations } from './doctor-database.ts'
 import { withServices } from './environment.ts'
 import { CommandError, describeError, print, printChecks, printJson, printProgress, table } from './output.ts'
@@ -126,18 +127,15 @@ function urlOf({ url = process.env.CELL_URL, schema }: Pick<AddOptions, 'url' | 
   }
 }
 
-/** @throws CommandError if no cell has the name */
-async function findCell(home: OpenServices, name: string): Promise<DirectoryCell> {
-  const cell = (await listDirectory(home.pool, home)).find(each => each.name === name)
-  if (!cell) throw new CommandError(`no cell is called ${name}`, 'Run muster cells list.')
-  return cell
-}
+/** @throws CommandError if no cell besides home has the name */
+const requireCell = async (home: OpenServices, name: string): Promise<DirectoryCell> =>
+  (await findCell(home.pool, home, name)) ?? raiseUnknownCell(name)
 
 /** `muster cells close` and `open`. */
 export const stateCommand = (name: string, state: 'closed' | 'open', { data, json }: Options): Promise<void> =>
   onDirectory(data, async home => {
     if (name === HOME.name) throw new CommandError('home is always open')
-    const cell = await findCell(home, name)
+    const cell = await requireCell(home, name)
     if (!(await setCellState(home, name, state, ['open', 'closed'])))
       throw new CommandError(
         `cell ${name} is ${cell.state}`,
@@ -159,7 +157,7 @@ type RemoveOptions = Options & { force?: boolean }
 export const removeCommand = (name: string, { data, json, force }: RemoveOptions): Promise<void> =>
   onDirectory(data, async home => {
     if (name === HOME.name) throw new CommandError('home cannot be removed')
-    const { number, url } = await findCell(home, name)
+    const { number, url } = await requireCell(home, name)
     if (await findMove(home, name))
       throw new CommandError(`cell ${name} is being moved`, 'Repeat muster cells move, or pass --cancel to it.')
     if (url === null) throw new CommandError(`cell ${name} cannot be removed: ${NO_KEY}`)
@@ -190,7 +188,7 @@ export const moveCommand = (name: string, { data, json, cancel, ...options }: Mo
       return print(`the move of cell ${name} is cancelled; the cell is ${state} where it was`)
     }
     const url = urlOf(options)
-    await requireMovable(home, name)
+    await requireMovableCell(home, name)
     await requireUsable(url)
     const moved = await moveCell(home, name, url, printProgress)
     if (json) return printJson(moved)
@@ -204,8 +202,7 @@ export const moveCommand = (name: string, { data, json, cancel, ...options }: Mo
 /** `muster cells check`: sets exit code 1 if a check fails. */
 export const checkCommand = (name: string | undefined, { data, json }: Options): Promise<void> =>
   onDirectory(data, async home => {
-    const cells = (await listCells(home)).filter(cell => name === undefined || cell.name === name)
-    if (cells.length === 0) throw new CommandError(`no cell is called ${name}`, 'Run muster cells list.')
+    const cells = await listChosenCells(home, name)
     const checks = await Promise.all(
       cells.map(async cell =>
         (await checkCell(home.config, cell)).map(check => ({ ...check, name: `${cell.name} ${check.name}` })),

@@ -8,7 +8,7 @@ import { processSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
 import { queueMessage, workQueue } from '#core/queues/queue.ts'
 import { requireCell } from '#core/services/cell.ts'
-import { requireNoMoves } from '#core/services/moved-projects.ts'
+import { requireNoMoves } from '#core/services/project-entries.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import {
   BACKENDS,

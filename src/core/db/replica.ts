@@ -1,4 +1,3 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import type { DatabasePoolConnection } from 'slonik'
 import type { Config } from '../base/config.ts'
 import { AppError } from '../base/errors.ts'
@@ -6,6 +5,7 @@ import { settledWithin } from '../base/event-loop.ts'
 import type { Logger } from '../base/log.ts'
 import { exclusiveLoop } from '../base/loop.ts'
 import { type PoolUse, replicaLag, replicaReads, replicaUp } from '../base/metrics.ts'
+import { pollUntil } from '../base/poll.ts'
 import { coalescedReads } from './coalesced-reads.ts'
 import { DatabaseUnresponsiveError, databaseErrorKind } from './database-errors.ts'
 import { withParameters } from './database-url.ts'
@@ -127,7 +127,7 @@ export class Replica {
 
   constructor(options: ReplicaOptions) {
     this.#options = options
-    const probe = exclusiveLoop('replica', { periodMs: PERIOD_MS, log: options.log }, () => this.#judge())
+    const probe = exclusiveLoop('replica', { periodMs: PERIOD_MS, log: options.log }, () => this.#updateProblem())
     this.#probe = () => independently(probe)
     this.#timer = independently(() => setInterval(probe, PERIOD_MS)).unref()
     void this.#probe()
@@ -140,7 +140,7 @@ export class Replica {
     let reason: Reason | null = null
     const run = async <T>(onReplica: Work<T>, onPrimary: () => Promise<T>): Promise<T> => {
       if (reason === null) {
-        const outcome = await this.#read(required, onReplica)
+        const outcome = await this.#readOnReplica(required, onReplica)
         if ('value' in outcome) {
           replicaReads.inc({ place: 'replica', reason: 'current' })
           return outcome.value
@@ -177,7 +177,7 @@ export class Replica {
     this.#watchdog?.close()
   }
 
-  async #read<T>(required: Required, work: Work<T>): Promise<Outcome<T>> {
+  async #readOnReplica<T>(required: Required, work: Work<T>): Promise<Outcome<T>> {
     if (!this.#problem)
       try {
         required.primary ??= await this.#primaryFacts('', () => independently(() => this.#readPrimary()))
@@ -188,7 +188,7 @@ export class Replica {
     required.position = Math.max(required.position, required.primary?.position ?? 0)
     if (required.position >= this.#awaited) return { reason: 'replay' }
     try {
-      return await this.#attempt(required, work)
+      return await this.#readWhenReplayed(required, work)
     } catch (error) {
       const kind = databaseErrorKind(error)
       // What has exceeded its limit here, or waits for connections of its project, would do so on the primary too.
@@ -199,7 +199,7 @@ export class Replica {
   }
 
   /** Runs work on a connection that has replayed a position, unless that takes too long or the replica stops answering. */
-  async #attempt<T>(required: Required, work: Work<T>): Promise<Outcome<T>> {
+  async #readWhenReplayed<T>(required: Required, work: Work<T>): Promise<Outcome<T>> {
     const { signal } = this.#reading
     const attempt = { isLate: false, hasBegun: false }
     const reading = (this.#pool as Pool).connect(async connection => {
@@ -237,23 +237,20 @@ export class Replica {
 
   /** Waits until a connection has replayed a position; later reads of the call require what this one may see. */
   async #whenReplayed(connection: DatabasePoolConnection, required: Required): Promise<Reason | null> {
-    const deadline = performance.now() + REPLAY_MS
-    for (let pause = FIRST_PAUSE_MS; ; pause *= 2) {
-      const facts = await connection.one(replicaFacts)
-      if (facts.position === null || replicaProblem(required.primary as PrimaryFacts, facts)) {
-        void this.#probe()
-        return 'unavailable'
-      }
-      if (facts.position >= required.position) {
+    const outcome = await pollUntil<Reason | 'replayed'>(
+      async () => {
+        const facts = await connection.one(replicaFacts)
+        if (facts.position === null || replicaProblem(required.primary as PrimaryFacts, facts)) return 'unavailable'
+        if (facts.position < required.position) return null
         required.position = facts.position
-        return null
-      }
-      if (performance.now() >= deadline) {
-        this.#awaited = Math.min(this.#awaited, required.position)
-        return 'replay'
-      }
-      await sleep(Math.min(pause, Math.max(1, deadline - performance.now())))
-    }
+        return 'replayed'
+      },
+      { withinMs: REPLAY_MS, pauseMs: FIRST_PAUSE_MS, doubles: true },
+    )
+    if (outcome === 'replayed') return null
+    if (outcome === 'unavailable') void this.#probe()
+    else this.#awaited = Math.min(this.#awaited, required.position)
+    return outcome ?? 'replay'
   }
 
   async #readPrimary(): Promise<PrimaryFacts> {
@@ -261,9 +258,9 @@ export class Replica {
   }
 
   /** Probes the replica and decides whether it is read. */
-  async #judge(): Promise<void> {
+  async #updateProblem(): Promise<void> {
     const { log } = this.#options
-    const { lagMs, problem } = await this.#examine()
+    const { lagMs, problem } = await this.#findProblem()
     if (this.#closed) return
     replicaUp.set(problem ? 0 : 1)
     if (lagMs === null) replicaLag.remove()
@@ -279,22 +276,22 @@ export class Replica {
     else log.info('replica is read')
   }
 
-  async #examine(): Promise<{ lagMs: number | null; problem: Problem | null }> {
-    const answer = this.#ask().catch((error: Error) => error)
+  async #findProblem(): Promise<{ lagMs: number | null; problem: Problem | null }> {
+    const answer = this.#readFacts().catch((error: Error) => error)
     // Without the primary no call is authorized, so nothing is read meanwhile.
     const [primary, replica] = await Promise.all([this.#readPrimary().catch(() => null), answer])
     if (replica instanceof Error) return { lagMs: null, problem: unanswered(replica) }
     if (!primary || this.#closed) return { lagMs: null, problem: this.#problem }
     const detail = replicaProblem(primary, replica)
     if (detail !== null) return { lagMs: null, problem: { reason: 'unavailable', detail } }
-    const lagMs = this.#lag(primary.position, replica.position ?? 0)
+    const lagMs = this.#lagMs(primary.position, replica.position ?? 0)
     if (lagMs > this.#options.maxLagMs) return { lagMs, problem: { reason: 'lag', detail: 'lags too much' } }
     if (this.#pool) return { lagMs, problem: null }
     return { lagMs, problem: await this.#openPool().then(() => null, unanswered) }
   }
 
   /** Returns for how long the replica has not replayed a position of the primary. */
-  #lag(primary: number, replica: number): number {
+  #lagMs(primary: number, replica: number): number {
     const now = performance.now()
     if (replica >= this.#awaited) this.#awaited = Number.POSITIVE_INFINITY
     if (primary > (this.#positions.at(-1)?.position ?? -1)) this.#positions.push({ position: primary, since: now })
@@ -305,7 +302,7 @@ export class Replica {
     return this.#positions.length > 0 ? now - this.#positions[0].since : 0
   }
 
-  async #ask(): Promise<ReplicaFacts> {
+  async #readFacts(): Promise<ReplicaFacts> {
     const client = this.#client ?? this.#newClient()
     const answer = client.isConnected
       ? client.query(replicaFacts.sql)

@@ -75,7 +75,7 @@ export const findCell = async (
 ): Promise<DirectoryCell | undefined> => (await listDirectory(db, home)).find(cell => cell.name === name)
 
 /** Message for a name that no cell has. */
-export const unknownCell = (name: string | undefined): string => `no cell is called ${name}`
+export const unknownCellMessage = (name: string | undefined): string => `no cell is called ${name}`
 
 /** @throws CellRefusal if a cell cannot have the name */
 export function requireName(name: string): void {

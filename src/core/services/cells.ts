@@ -9,8 +9,8 @@ import { DirectoryWatch } from './directory-watch.ts'
 import { ItemCells } from './item-cells.ts'
 import type { openServices } from './lifecycle.ts'
 import { MoveWaits } from './move-waits.ts'
-import { MovedProjects, type ProjectEntry, readProjectEntries } from './moved-projects.ts'
 import { OpenedCells, type Serving } from './opened-cells.ts'
+import { ProjectEntries, type ProjectEntry, readProjectEntries } from './project-entries.ts'
 
 declare module '../base/services.ts' {
   interface Services {
@@ -36,7 +36,7 @@ export class Cells {
   readonly #watch: DirectoryWatch
   readonly #opened: OpenedCells
   readonly #moves = new MoveWaits()
-  readonly #projects = new MovedProjects()
+  readonly #projects = new ProjectEntries()
   readonly #items = new ItemCells(this.#projects, number => this.sharing(number))
   #rows: readonly CellRow[] = []
 

@@ -111,7 +111,7 @@ async function atHome<T>(home: Pick<Services, 'config'>, work: (client: Database
 }
 
 /** Runs work at home that starts or stops copies, one at a time. */
-export const changingCopies = <T>(home: Services, work: (client: DatabaseClient) => Promise<T>): Promise<T> =>
+export const withCopiesLock = <T>(home: Services, work: (client: DatabaseClient) => Promise<T>): Promise<T> =>
   atHome(home, async client => {
     await client.query(`select pg_advisory_lock(hashtext('muster copies'))`)
     return work(client)
@@ -123,9 +123,9 @@ export const changingCopies = <T>(home: Services, work: (client: DatabaseClient)
  * @throws CopiesNotPossibleError
  */
 export const startCopies = (home: Services, cell: Target): Promise<void> =>
-  withoutTenant(() => changingCopies(home, source => makeCopies(home, source, cell)))
+  withoutTenant(() => withCopiesLock(home, source => makeCopies(home, source, cell)))
 
-/** Starts copies as `startCopies` does, with the session of `changingCopies`. */
+/** Starts copies as `startCopies` does, with the session of `withCopiesLock`. */
 export async function makeCopies(home: Services, source: DatabaseClient, cell: Target): Promise<void> {
   const target = await connect(cell.url)
   try {
@@ -139,7 +139,7 @@ export async function makeCopies(home: Services, source: DatabaseClient, cell: T
 /** Stops copying the rows of home to a cell. Without an answer of the cell, its subscription remains there. */
 export const stopCopies = (home: Services, cell: Target): Promise<void> =>
   withoutTenant(() =>
-    changingCopies(home, async source => {
+    withCopiesLock(home, async source => {
       await dropTriggers(source, schemaOfUrl(cell.url))
       const target = await connect(cell.url).catch(() => null)
       try {
@@ -160,7 +160,7 @@ export async function repairCopies(home: Services): Promise<number> {
   for (const { name } of await readCells(home))
     await isolateFailures(home, { cell: name }, () =>
       withoutTenant(() =>
-        changingCopies(home, async source => {
+        withCopiesLock(home, async source => {
           // Read while no command stops the copies.
           const row = (await readCells(home)).find(cell => cell.name === name)
           const plain = row && home.secrets.open(row.url, sealedForCell(name))

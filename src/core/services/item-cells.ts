@@ -2,7 +2,7 @@ import { LRUCache } from 'lru-cache'
 import { isId } from '../base/ids.ts'
 import { type Cell, requireCell } from './cell.ts'
 import { findItem, findToken } from './held-items.ts'
-import type { MovedProjects } from './moved-projects.ts'
+import type { ProjectEntries } from './project-entries.ts'
 
 /** Most items whose cells are cached until the directory changes. */
 const MAX_ITEMS = 10_000
@@ -11,13 +11,13 @@ const newCache = () => new LRUCache<string, string>({ max: MAX_ITEMS })
 
 /** Finds the cells of items whose IDs and tokens do not say it, because projects have left the cell that made them. */
 export class ItemCells {
-  readonly #projects: MovedProjects
+  readonly #projects: ProjectEntries
   readonly #cellsOf: (number: number) => readonly Cell[]
   /** Names of cells by items. */
   #found = newCache()
 
   /** @param cellsOf returns the cells that may have items that the cell of a number made */
-  constructor(projects: MovedProjects, cellsOf: (number: number) => readonly Cell[]) {
+  constructor(projects: ProjectEntries, cellsOf: (number: number) => readonly Cell[]) {
     this.#projects = projects
     this.#cellsOf = cellsOf
   }

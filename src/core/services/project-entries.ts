@@ -39,7 +39,7 @@ export async function requireNoMoves({ cells }: Pick<Services, 'cells'>, db: Que
 }
 
 /** The entries of the directory as a process has read them. */
-export class MovedProjects {
+export class ProjectEntries {
   #entries = new Map<string, ProjectEntry>()
   /** Entries of the projects that have left the cell of a number, or are on the way. */
   #departed = new Map<number, ProjectEntry[]>()
