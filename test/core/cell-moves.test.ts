@@ -127,6 +127,10 @@ async function startStray(databaseUrl: string) {
   return { ended }
 }
 
+const MONTHS = `
+  select c.relname, pg_get_expr(c.relpartbound, c.oid) as bound from pg_class c
+  where c.relnamespace = current_schema()::regnamespace and c.relpartbound is not null and c.relkind = 'r' order by 1`
+
 const stateOf = async (cells: TestCells) =>
   (await cells.rows(cells.home, `select state from cells where name = 'second'`))[0].state
 
@@ -164,6 +168,10 @@ describe('a cell that is moved', function () {
     const slow = `@double ${JSON.stringify([{ delay_ms: 3000, text: 'Late' }])}`
     const slowTurns: string[] = []
     const pauses: number[] = []
+    // Months that a new database has not.
+    await inCell('drop table events_before')
+    await inCell(`select add_month('audit_entries', 'audit', date_trunc('month', now(), 'UTC') + interval '4 months')`)
+    const months = await inCell(MONTHS)
     // In an unlogged table.
     await inCell(`insert into actor_limits values ('subject', 'name', 7, now() + interval '1 day')`)
     for (let moves = 0; moves < MOVES; moves++) {
@@ -184,6 +192,7 @@ describe('a cell that is moved', function () {
       await eventually(() => load.turns.length > count + 2, { within: 60_000 })
     }
     await load.stop()
+    assert.deepEqual(await inCell(MONTHS), months)
     const turns = [...load.turns, ...slowTurns]
     /** Requires that the rows of the project have exactly the acknowledged IDs, each once. */
     const requireOnce = async (text: string, expected: readonly string[]) => {

@@ -41,7 +41,7 @@ async function countsOf(cells: TestCells, url: string, id: string): Promise<Json
     `select json_object_agg(name, count) as tables from (
        select c.relname as name, (xpath('/row/c/text()', query_to_xml(format(
          'select count(*) as c from %I t where to_jsonb(t)::text like %L', c.relname, '%' || $1 || '%'), false, true, '')))[1]::text::int as count
-       from pg_class c where relkind = 'r' and relnamespace = current_schema()::regnamespace
+       from pg_class c where relkind in ('r', 'p') and not relispartition and relnamespace = current_schema()::regnamespace
          and relname not in ('project_cells', 'idempotency_keys', 'activity_entries', 'policies', 'policy_versions', 'audit_entries')
        union all select 'audit_entries', count(*)::int from audit_entries where project_id = $1) t where count > 0`,
     [id],
@@ -274,10 +274,17 @@ describe('a project that is moved while it is in use', function () {
     )
     const { total } = (await key.get('/events?limit=1')).body
     assert.ok(total > 100_000)
+    // Rows of other partitions have the same places as rows of the project.
+    const neighbour = await cells.project('home')
+    const { total: kept } = (await neighbour.key.get('/events?limit=1')).body
+    const stored = () =>
+      cells.rows(cells.home, 'select count(*)::int as n from events where project_id = $1', [neighbour.id])
+    assert.deepEqual(await stored(), [{ n: kept }])
     const { code, stdout, stderr } = await move(cells, id, 'second', { NODE_OPTIONS: '--max-old-space-size=96' })
     assert.equal(code, 0, stderr)
     assert.ok(JSON.parse(stdout).rows > 100_000)
     await eventually(async () => (await key.get('/events?limit=1')).body.total === total)
+    assert.deepEqual(await stored(), [{ n: kept }])
     const listed = await run('bin/muster.ts', ['cells', 'projects', 'second', '--json'], environmentOf(cells))
     const found = JSON.parse(listed.stdout).projects.find((project: Json) => project.id === id)
     assert.ok(found.cell === 'second' && found.rows >= 100_000, listed.stdout)

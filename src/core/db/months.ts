@@ -31,6 +31,7 @@ const ATTEMPTS = 30
 /** lock_not_available, deadlock_detected */
 const LOCK_FAILURES = new Set<string | null>(['55P03', '40P01'])
 
+const replicatedRow = sql.type(z.object({ replicated: z.boolean() }))
 const madeRow = sql.type(z.object({ made: z.int() }))
 const lockedRow = sql.type(z.object({ locked: z.boolean() }))
 const nameRow = sql.type(z.object({ name: z.string() }))
@@ -126,7 +127,8 @@ async function untilLocked(stopping: AbortSignal | undefined, work: () => Promis
 }
 
 /**
- * Makes months ahead of time and drops those whose last row expired before a time. Concurrent calls are safe.
+ * Makes months ahead of time and drops those whose last row expired before a time, unless the cell is moved, which replicates each
+ * partition. Concurrent calls are safe.
  * @param before null: nothing expires
  * @returns the number of dropped rows
  */
@@ -136,6 +138,11 @@ export async function keepMonths(
   before: Date | null,
   stopping?: AbortSignal,
 ): Promise<number> {
+  const { replicated } = await pool.one(replicatedRow`
+    select exists (
+      select from pg_publication_rel r join pg_inherits i on i.inhrelid = r.prrelid where i.inhparent = ${monthly.table}::regclass
+    ) as replicated`)
+  if (replicated) return 0
   const now = clock.now()
   const made = await untilLocked(stopping, () => makeMonths(pool, monthly, now))
   const past = before === null ? [] : await listPastMonths(pool, monthly, before)

@@ -5,7 +5,7 @@ import { openPool } from '../db/pool.ts'
 import { CellRefusal, isSameSchema, requireEmpty } from './cell-directory.ts'
 import { type CellMove, type CellSchemas, insertMove } from './cell-moves.ts'
 import { migrateCell } from './migrate-cells.ts'
-import { findMismatches, listTables, planLayout, schemasOf } from './move-target.ts'
+import { copyMonths, findMismatches, listTables, planLayout, schemasOf } from './move-target.ts'
 import { type MovableCell, openMoveSession } from './moving-cell.ts'
 import { areInOneDatabase, rowsOf, schemaOf } from './replication.ts'
 
@@ -52,6 +52,7 @@ export async function beginMove(
     const schemas = await schemasOf(source)
     await requireFreeSchemas(target, schemas)
     await migrateCell(home.config, url)
+    await copyMonths(source, target)
     const tables = await listTables(target, Object.values(await schemasOf(target)))
     const mismatches = findMismatches(await listTables(source, Object.values(schemas)), tables)
     if (mismatches.length > 0) throw new CellRefusal(`${mismatches[0]}: run muster migrate before the move`)

@@ -48,6 +48,29 @@ export async function schemasOf(client: DatabaseClient): Promise<CellSchemas> {
   return { tables, queues }
 }
 
+const listMonths = (client: DatabaseClient) =>
+  rowsOf(
+    client,
+    `select i.inhparent::regclass::text as parent, c.relname::text as name, pg_get_expr(c.relpartbound, c.oid) as bound
+     from pg_inherits i join pg_class c on c.oid = i.inhrelid join pg_partitioned_table p on p.partrelid = i.inhparent
+     where c.relnamespace = current_schema()::regnamespace and p.partstrat = 'r' order by 2`,
+  ) as Promise<{ parent: string; name: string; bound: string }[]>
+
+/** Gives an empty target the partitions of its source: logical replication is by partition. */
+export async function copyMonths(source: DatabaseClient, target: DatabaseClient): Promise<void> {
+  const [wanted, present] = [await listMonths(source), await listMonths(target)]
+  const isIn = (months: typeof wanted, { name, bound }: (typeof wanted)[number]) =>
+    months.some(month => month.name === name && month.bound === bound)
+  await inTransactionOf(target, async () => {
+    for (const month of present) if (!isIn(wanted, month)) await target.query(`drop table "${month.name}"`)
+    for (const month of wanted) {
+      if (isIn(present, month)) continue
+      await target.query(`create table "${month.name}" partition of ${month.parent} ${month.bound}`)
+      await target.query('select add_truncate_triggers($1, $2)', [month.parent, month.name])
+    }
+  })
+}
+
 /** Returns what keeps the tables of a source from being replicated to a target, as sentences. */
 export function findMismatches(source: readonly CellTable[], target: readonly CellTable[]): string[] {
   const there = new Map(target.map(table => [table.name, table]))

@@ -112,29 +112,32 @@ async function* deleteInBatches(
   id: string,
   { name, where }: ProjectTable,
 ): AsyncGenerator<DeletedRow[]> {
-  const text = `select t.ctid::text as place, octet_length(t::text) as bytes from ${name} t where ${where}`
+  // Partitions have rows at equal places.
+  const text = `
+    select t.tableoid as partition, t.ctid::text as place, octet_length(t::text) as bytes from ${name} t where ${where}`
   for await (const found of readBatches(client, { text, values: [id] }, { size: BATCH_ROWS }))
-    for (const places of batchesOf(found as Found[]))
+    for (const { partition, places } of batchesOf(found as Found[]))
       yield await rowsOf(
         client,
-        `with gone as (delete from ${name} t where t.ctid = any ($1::tid[]) returning t::text as line)
+        `with gone as (
+           delete from ${name} t where t.tableoid = $1 and t.ctid = any ($2::tid[]) returning t::text as line)
          select line, hashtextextended(line, 0)::text as hash from gone`,
-        [places],
+        [partition, places],
       )
 }
 
-type Found = { place: string; bytes: number }
+type Found = { partition: number; place: string; bytes: number }
 
-/** Divides rows into batches of at most BATCH_BYTES, or of one row. */
-function batchesOf(rows: readonly Found[]): string[][] {
-  const batches: string[][] = []
+/** Divides rows into batches of one partition and at most BATCH_BYTES, or of one row. */
+function batchesOf(rows: readonly Found[]): { partition: number; places: string[] }[] {
+  const batches: { partition: number; places: string[] }[] = []
   let rest = 0
-  for (const { place, bytes } of rows) {
-    if (bytes > rest) {
-      batches.push([])
+  for (const { partition, place, bytes } of rows) {
+    if (bytes > rest || batches.at(-1)?.partition !== partition) {
+      batches.push({ partition, places: [] })
       rest = BATCH_BYTES
     }
-    batches.at(-1)?.push(place)
+    batches.at(-1)?.places.push(place)
     rest -= bytes
   }
   return batches
