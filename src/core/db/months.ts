@@ -72,9 +72,9 @@ const lastMonthRow = sql.type(z.object({ table: z.string(), upper: z.string() })
 /** Lists the partitioned tables that have no partition for a time. */
 export async function listTablesWithoutMonth(pool: Pool, time: Date): Promise<readonly string[]> {
   const last = await pool.any(lastMonthRow`
-    select i.inhparent::regclass::text as table, max(substring(pg_get_expr(c.relpartbound, c.oid) from ${UPPER_BOUND})) as upper
-    from pg_inherits i join pg_class c on c.oid = i.inhrelid
-    where c.relnamespace = current_schema()::regnamespace and pg_get_expr(c.relpartbound, c.oid) ~ ${UPPER_BOUND}
+    select p.relname::text as table, max(substring(pg_get_expr(c.relpartbound, c.oid) from ${UPPER_BOUND})) as upper
+    from pg_inherits i join pg_class c on c.oid = i.inhrelid join pg_class p on p.oid = i.inhparent
+    where c.relnamespace = current_schema()::regnamespace and to_regclass(p.relname || '_rest') is not null
     group by 1 order by 1`)
   return last
     .filter(({ upper }) => idFloor(upper.slice(0, upper.lastIndexOf('_')), time) >= upper)

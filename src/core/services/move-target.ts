@@ -51,9 +51,9 @@ export async function schemasOf(client: DatabaseClient): Promise<CellSchemas> {
 const listMonths = (client: DatabaseClient) =>
   rowsOf(
     client,
-    `select i.inhparent::regclass::text as parent, c.relname::text as name, pg_get_expr(c.relpartbound, c.oid) as bound
-     from pg_inherits i join pg_class c on c.oid = i.inhrelid join pg_partitioned_table p on p.partrelid = i.inhparent
-     where c.relnamespace = current_schema()::regnamespace and p.partstrat = 'r' order by 2`,
+    `select p.relname::text as parent, c.relname::text as name, pg_get_expr(c.relpartbound, c.oid) as bound
+     from pg_inherits i join pg_class c on c.oid = i.inhrelid join pg_class p on p.oid = i.inhparent
+     where c.relnamespace = current_schema()::regnamespace and to_regclass(p.relname || '_rest') is not null order by 2`,
   ) as Promise<{ parent: string; name: string; bound: string }[]>
 
 /** Gives an empty target the partitions of its source: logical replication is by partition. */
