@@ -58,6 +58,7 @@ const all = {
   docs: async () => (await import('./docs.ts')).run(),
   telemetry: async () => (await import('./telemetry.ts')).run(),
   migrations: async () => (await import('./migrations.ts')).run(),
+  months: async () => (await import('./months.ts')).run(),
   path: async () => (await import('./path.ts')).run({ list: process.argv.includes('--list') }),
 }
 const fast = process.argv.includes('--fast')
