@@ -57,6 +57,7 @@ const all = {
   console: async () => (await import('./console.ts')).run(),
   docs: async () => (await import('./docs.ts')).run(),
   telemetry: async () => (await import('./telemetry.ts')).run(),
+  growth: async () => (await import('./growth.ts')).run(),
   migrations: async () => (await import('./migrations.ts')).run(),
   months: async () => (await import('./months.ts')).run(),
   path: async () => (await import('./path.ts')).run({ list: process.argv.includes('--list') }),
