@@ -72,7 +72,7 @@ begin
     return;
   end if;
 
-  perform set_config('lock_timeout', '1s', true);
+  perform set_config('lock_timeout', '500ms', true);
   if not exists (select from pg_constraint where conrelid = parent::regclass and conname = bounded) then
     execute format('lock table %I in access exclusive mode', parent);
     execute format('select not exists (select from %I)', parent) into is_empty;
@@ -86,7 +86,7 @@ begin
     commit;
     execute format('alter table %I validate constraint %I', parent, bounded);
     commit;
-    perform set_config('lock_timeout', '1s', true);
+    perform set_config('lock_timeout', '500ms', true);
     execute format('lock table %I in access exclusive mode', parent);
   end if;
 

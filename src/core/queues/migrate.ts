@@ -19,9 +19,10 @@ import { createQueuesInDatabase } from './queue.ts'
 
 /**
  * Longest wait of a statement of a migration for a lock: work that needs the table waits with it. Then the migrations begin
- * again, after a pause in which that work continues.
+ * again, after a pause in which that work continues. Less than deadlock_timeout, 1 s, after which PostgreSQL fails such work if
+ * it has a lock for which the migration waits.
  */
-const LOCK_WAIT_MS = 1000
+const LOCK_WAIT_MS = 500
 const PAUSE_MS = 500
 
 /** lock_not_available, deadlock_detected */
