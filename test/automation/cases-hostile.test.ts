@@ -13,7 +13,7 @@ describe('hostile cases', () => {
 
   it('limits the size of list pages', async () => {
     const about = await aCase({ fields: { text: 'x'.repeat(250_000) } })
-    const { pool } = app.services
+    const { pool } = app
     await pool.query(sql.unsafe`
       insert into cases select r.* from cases t, generate_series(1, 99) n, json_populate_record(t,
         json_build_object('id', left(t.id, -4) || '-' || lpad(n::text, 3, '0'), 'number', -10000 * t.number - n)) r where t.id = ${about.id}`)
@@ -46,7 +46,7 @@ describe('hostile cases', () => {
     const { body: from } = await project.key.post('/actors', { name: 'from' })
     const { body: to } = await project.key.post('/actors', { name: 'to' })
     const about = await aCase({ actor_id: from.id })
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       insert into cases select r.* from cases t, generate_series(1, 2500) n, json_populate_record(t,
         json_build_object('id', left(t.id, -5) || '-' || lpad(n::text, 4, '0'), 'number', -10000 * t.number - n)) r where t.id = ${about.id}`)
     await ok(project.key.post(`/actors/${from.id}/merge`, { into_actor_id: to.id }))

@@ -21,7 +21,7 @@ describe('cases', () => {
 
   const create = (body: object = {}, by = key) => createdBy(by, '/cases', { title: 'A claim', ...body })
   const timeline = async (id: string, query = '') => (await key.get(`/cases/${id}/timeline${query}`)).body.data
-  const events = (id: string) => storedEvents(app.services.pool, { resource: id })
+  const events = (id: string) => storedEvents(app.pool, { resource: id })
 
   it('creates an open case with a project number and one timeline entry', async () => {
     const first = await create({ fields: { amount: 20 }, subject: { type: 'order', id: 'o-1', label: 'Order 1' } })
@@ -188,7 +188,7 @@ describe('cases', () => {
 
   it('refuses conflicting operations while an execution is active', async () => {
     const { id } = await create()
-    await app.services.pool.query(
+    await app.pool.query(
       sql.unsafe`update cases set active_execution_id = 'pbk_exec_1', status = 'in_progress' where id = ${id}`,
     )
     for (const answer of [
@@ -405,10 +405,10 @@ describe('cases', () => {
 
     const made = (await app.key.post('/cases', { title: 'Evidence of a turn' })).body
     const add = await app.key.post(`/cases/${made.id}/evidence`, { name: 'Said', kind: 'note', content: 'hello there' })
-    await app.services.pool.query(
+    await app.pool.query(
       sql.unsafe`update case_evidence set kind = 'output', generation_id = ${turn.generation_id} where id = ${add.body.id}`,
     )
-    await app.services.pool.query(
+    await app.pool.query(
       sql.unsafe`update generations set status = 'completed', completed_at = now() where id = ${turn.generation_id}`,
     )
     const purged = await app.admin.delete(`/generations/${turn.generation_id}/content`)

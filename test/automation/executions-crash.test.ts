@@ -108,7 +108,7 @@ describe('executions after the loss of a worker', function () {
         steps.map(({ output }: any) => output.event.resource_id),
         [first, second.id],
       )
-      const names = (await storedEvents(app.services.pool, { resource: id })).map(({ name }) => name.split('.')[1])
+      const names = (await storedEvents(app.pool, { resource: id })).map(({ name }) => name.split('.')[1])
       assert.deepEqual(names, ['started', 'step_completed', 'step_completed', 'completed'])
     }
   })
@@ -135,7 +135,7 @@ describe('executions after the loss of a worker', function () {
       evidence.map(({ step_key }: any) => step_key),
       ['call', 'ask', 'last'],
     )
-    const names = (await storedEvents(app.services.pool, { resource: id })).map(({ name }) => name.split('.')[1])
+    const names = (await storedEvents(app.pool, { resource: id })).map(({ name }) => name.split('.')[1])
     assert.deepEqual(names, [
       'started',
       'step_completed',

@@ -156,7 +156,7 @@ describe('hostile playbooks', () => {
     const manual = { type: 'manual', tool_id: undefined, due_seconds: 1 }
     const { id } = await executed(manual, {}, {})
     // More than one page, and all due before the step of another execution.
-    const { pool } = app.services
+    const { pool } = app
     const copy = sql.fragment`left(${id}, -4) || lpad(n::text, 4, '0')`
     await pool.query(sql.unsafe`
       insert into playbook_executions select r.* from playbook_executions t, generate_series(1, 510) n,

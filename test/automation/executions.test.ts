@@ -75,7 +75,7 @@ describe('playbook executions', () => {
   const kinds = async (execution: { case_id: string }) => (await timeline(execution)).map(({ kind }) => kind)
   const statuses = ({ steps }: any) => steps.map((step: any) => `${step.key}:${step.status}`)
   const events = async (id: string): Promise<any[]> =>
-    (await storedEvents(app.services.pool, { resource: id })).map(({ name, envelope }) => ({ ...envelope, name }))
+    (await storedEvents(app.pool, { resource: id })).map(({ name, envelope }) => ({ ...envelope, name }))
 
   it('runs manual and automated steps and resolves the case', async () => {
     const tool = await app.tool()
@@ -444,7 +444,7 @@ describe('playbook executions', () => {
     const expired = async (more: object) => {
       const { id } = await run([approval('go', more), manual('skipped'), manual('later')])
       const { waiting_on } = await until(id, 'waiting')
-      await app.services.pool.query(
+      await app.pool.query(
         voidStatement`update approvals set expires_at = now() - interval '1 s' where id = ${waiting_on.approval_id}`,
       )
       return id
@@ -599,7 +599,7 @@ describe('playbook executions', () => {
     const seen = JSON.stringify([started, over, await events(started.id), await timeline(started)])
     assert.ok(!seen.includes('secret-tenant'))
     assert.ok(JSON.stringify(app.target.last().headers).includes('secret-tenant'))
-    const stored = await app.services.pool.one(
+    const stored = await app.pool.one(
       sql.unsafe`select context from orchestration_runs where id = ${started.orchestration_run_id}`,
     )
     assert.deepEqual(stored, { context: null })

@@ -108,7 +108,7 @@ describe('exports of hostile cases', () => {
   })
 
   it('refuses too many or too large rows, links, records and executions without loading them', async () => {
-    const { pool } = app.services
+    const { pool } = app
     const project = app.projectId
     const rows = await aCase()
     await pool.query(sql.unsafe`

@@ -66,7 +66,7 @@ describe('exports', () => {
       data.map((row: any) => [row.data.export_id, row.principal_kind, row.principal_id]),
       [[done.id, 'api_key', project.keyId]],
     )
-    const told = await storedEvents(app.services.pool, { resource: done.id })
+    const told = await storedEvents(app.pool, { resource: done.id })
     assert.deepEqual(
       told.map(({ name }) => name),
       ['playbook_exports.completed'],
@@ -173,7 +173,7 @@ describe('exports', () => {
     assert.equal((await project.key.delete(`/playbook-exports/${one.id}`)).status, 204)
     assert.equal((await project.key.get(`/playbook-exports/${one.id}`)).status, 404)
     assert.deepEqual(await filesOf(one.id), [])
-    await app.services.pool.query(voidStatement`
+    await app.pool.query(voidStatement`
       update playbook_exports set expires_at = now() - interval '1 s' where id = ${two.id}`)
     assert.equal(await expireExports(app.services, new AbortController().signal), 1)
     const expired = (await project.key.get(`/playbook-exports/${two.id}`)).body
@@ -199,7 +199,7 @@ describe('exports', () => {
   it('removes other expired exports when some cannot be removed', async () => {
     const about = await aCase()
     const [stuck, sound] = await Promise.all([built(about.id), built(about.id)])
-    const { pool } = app.services
+    const { pool } = app
     await pool.query(voidStatement`
       update playbook_exports set expires_at = now() - interval '1 day' where id = any(array[${stuck.id}, ${sound.id}])`)
     const statusOf = async ({ id }: any) => (await project.key.get(`/playbook-exports/${id}`)).body.status
@@ -227,12 +227,12 @@ describe('exports', () => {
     const failed = await ended(queued.id)
     assert.deepEqual([failed.status, failed.error.code, failed.files], ['failed', 'FORBIDDEN', []])
     assert.deepEqual(await filesOf(queued.id), [])
-    const told = await storedEvents(app.services.pool, { resource: queued.id })
+    const told = await storedEvents(app.pool, { resource: queued.id })
     assert.deepEqual(
       told.map(({ name }) => name),
       ['playbook_exports.failed'],
     )
-    assert.equal(await app.services.pool.oneFirst(sql.unsafe`select count(*)::int from playbook_export_attempts`), 0)
+    assert.equal(await app.pool.oneFirst(sql.unsafe`select count(*)::int from playbook_export_attempts`), 0)
   })
 
   it('contains executions with steps and pinned definition', async () => {
@@ -298,7 +298,7 @@ describe('exports', () => {
       { project_id: full.id, scope: 'project', metric: 'storage_bytes', limit: 1, window: 'current' },
       app.admin,
     )
-    await app.services.pool.query(voidStatement`
+    await app.pool.query(voidStatement`
       insert into storage_snapshots (project_id, day, bytes, chunk_count) values (${full.id}, current_date, 10, 0)`)
     const refused = await full.key.post('/playbook-exports', { subject_type: 'case', subject_id: about.id })
     assert.deepEqual([refused.status, refused.body.error?.code], [409, 'QUOTA_STORAGE_EXCEEDED'])

@@ -76,7 +76,7 @@ export async function startRunApp(options: Parameters<typeof startAgentApp>[0] =
       const waiting = sql.unsafe`
         select count(*)::int from pgboss.job 
         where name not like '%.dead' and state in ('created', 'retry', 'active') and data ->> 'run_id' = ${id}`
-      await eventually(async () => (await app.services.pool.oneFirst(waiting)) === 0, { what: `no messages of ${id}` })
+      await eventually(async () => (await app.pool.oneFirst(waiting)) === 0, { what: `no messages of ${id}` })
     },
     async until(id, is = ended) {
       let found: any

@@ -225,7 +225,7 @@ describe('orchestrations', () => {
   it('that a module manages are invisible', async () => {
     const { key } = await app.projectWith(['orchestrations:*'])
     const { id } = await madeOrchestration(key)
-    await app.services.pool.query(voidStatement`update orchestrations set managed_by = 'playbook' where id = ${id}`)
+    await app.pool.query(voidStatement`update orchestrations set managed_by = 'playbook' where id = ${id}`)
     const path = `/orchestrations/${id}`
     for (const at of [path, `${path}/versions`, `${path}/versions/1`, `${path}/versions/compare`, `${path}/diagram`])
       refused(await key.get(at), 404, 'ORCHESTRATION_NOT_FOUND')
@@ -384,7 +384,7 @@ describe('orchestrations', () => {
       await project.key.patch(path, { nodes: [step('b')] })
       assert.equal((await project.key.delete(`/tools/${tool.body.id}`)).status, 204)
       assert.equal((await project.key.post(`${path}/versions/1/restore`)).body.version, 3)
-      await app.services.pool.query(voidStatement`
+      await app.pool.query(voidStatement`
         update orchestration_versions set config = '{"nodes":[{"id":"a"}],"edges":[],"state_schema":null,"input_schema":null}'
         where orchestration_id = ${id} and version = 2`)
       const reply = await project.key.post(`${path}/versions/2/restore`)

@@ -216,7 +216,7 @@ describe('playbooks', () => {
   it('has a managed graph that no route shows', async () => {
     const playbook = await made([manual('a')])
     assert.equal((await key.get('/orchestrations')).body.total, 0)
-    const orchestration_id: any = await app.services.pool.oneFirst(
+    const orchestration_id: any = await app.pool.oneFirst(
       sql.unsafe`select orchestration_id from playbooks where id = ${playbook.id}`,
     )
     for (const path of ['', '/versions', '/diagram'])
@@ -225,7 +225,7 @@ describe('playbooks', () => {
     assert.equal(started.body.error.code, 'ORCHESTRATION_NOT_FOUND')
     assert.equal((await key.delete(`/playbooks/${playbook.id}`)).status, 204)
     assert.equal(
-      await app.services.pool.oneFirst(sql.unsafe`select count(*) from orchestrations where id = ${orchestration_id}`),
+      await app.pool.oneFirst(sql.unsafe`select count(*) from orchestrations where id = ${orchestration_id}`),
       0,
     )
   })

@@ -195,7 +195,7 @@ describe('agents in runs', function () {
     const waiting = await app.until(run.id, ({ status }) => status === 'awaiting_input')
     const turn = await generation(waiting.node_executions[0].generation_id)
     const free = (await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'x' })).body
-    await app.services.pool.query(
+    await app.pool.query(
       rawQuery(
         `with g as (update generations set created_at = created_at - interval '3 days',
            last_activity_at = last_activity_at - interval '3 days' where id = any($1::text[]) returning trace_id)

@@ -42,7 +42,7 @@ describe('deleting an orchestration', function () {
     const starting = app.key.post('/orchestration-runs', { orchestration_id: id })
     await eventually(async () => {
       const waiting = sql.unsafe`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
-      return (await app.services.pool.any(waiting)).length > 0
+      return (await app.pool.any(waiting)).length > 0
     })
     held.resolve()
     await removing

@@ -21,7 +21,7 @@ describe('locks of a purge and concurrent work', () => {
   const read = async (path: string): Promise<any> => (await app.key.get(path)).body
   /** No worker executes turns here: a turn is settled directly, without notifications. */
   const end = (generationId: string) =>
-    app.services.pool.query(sql.unsafe`
+    app.pool.query(sql.unsafe`
       update generations set status = 'completed', completed_at = now(),
         output = '{"content": "secret", "model": "m", "finish_reason": "stop", "object": null}'
       where id = ${generationId}`)
@@ -46,12 +46,12 @@ describe('locks of a purge and concurrent work', () => {
   const someoneWaits = (count = 1) =>
     eventually(
       () =>
-        app.services.pool.exists(sql.unsafe`
+        app.pool.exists(sql.unsafe`
           select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'
           having count(*) >= ${count}`),
       { what: 'a transaction that waits for a row' },
     )
-  const isFree = (row: Fragment) => app.services.pool.exists(sql.unsafe`select from ${row} for update skip locked`)
+  const isFree = (row: Fragment) => app.pool.exists(sql.unsafe`select from ${row} for update skip locked`)
   const row = (table: string, id: string) => sql.fragment`${sql.identifier([table])} where id = ${id}`
 
   it('are taken in one order: a task is not blocked while its worker waits for the erased turn', async () => {

@@ -13,7 +13,7 @@ describe('the end of a run in its notification', function () {
   const app = forSuite(() => startRunApp())
   const heard: string[] = []
   const listener = forSuite(async () => {
-    const connection = new pg.Client(app.databaseUrl)
+    const connection = new pg.Client(app.databaseUrlOf(app.projectId))
     await connection.connect()
     connection.on('notification', ({ payload }) => heard.push(payload ?? ''))
     await connection.query('listen muster_orchestration_runs')

@@ -22,7 +22,7 @@ describe('muster reprocess runs', function () {
     const runs: string[] = []
     for (let n = 0; n < 3; n++) runs.push((await app.start(id, { wait: false })).id)
     assert.equal((await reprocess()).found, 0)
-    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common`)
+    await app.pool.query(sql.unsafe`delete from pgboss.job_common`)
     const dry = await reprocess('--dry-run')
     assert.deepEqual([dry.found, dry.woken, dry.runs.sort()], [3, 0, [...runs].sort()])
     assert.equal((await reprocess('--id', runs[0])).woken, 1)

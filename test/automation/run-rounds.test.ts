@@ -243,7 +243,7 @@ describe('rounds of nodes', function () {
       await change(id)
       return app.start(id)
     }
-    const { pool } = app.services
+    const { pool } = app
     const cyclic = await stored(id =>
       pool.query(sql.unsafe`
         update orchestration_versions set config = jsonb_set(config::jsonb, '{edges}', config::jsonb -> 'edges' || '[{"from":"b","to":"a"}]')
@@ -260,7 +260,7 @@ describe('rounds of nodes', function () {
   })
 
   it('whose advance keeps failing end their run and block nothing', async () => {
-    const { pool } = app.services
+    const { pool } = app
     const id = await app.orchestration([set('a')])
     let run: any
     await refusingUpdates(app.services, 'orchestration_runs', `new.status = 'succeeded'`, async () => {

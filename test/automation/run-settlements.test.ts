@@ -30,7 +30,7 @@ describe('node executions of a run that end together', function () {
     app.target.answer = (request, response) => void releases.push(() => json({ ok: true })(request, response))
   })
 
-  const query = (text: string) => app.services.pool.query(rawQuery(text))
+  const query = (text: string) => app.pool.query(rawQuery(text))
   const called = async () => {
     const run = await app.start(orchestration, { wait: false })
     await eventually(() => releases.length === NODES.length, { what: 'the calls of all nodes' })
@@ -38,7 +38,7 @@ describe('node executions of a run that end together', function () {
   }
   /** Has all calls answered while the row of the run is locked; returns its revision before. */
   const endTogether = async (id: string): Promise<number> => {
-    const db = new pg.Client({ connectionString: app.databaseUrl })
+    const db = new pg.Client({ connectionString: app.databaseUrlOf(app.projectId) })
     await db.connect()
     try {
       await db.query('begin')
@@ -52,9 +52,7 @@ describe('node executions of a run that end together', function () {
     }
   }
   const revision = async (id: string): Promise<number> =>
-    Number(
-      await app.services.pool.oneFirst(rawQuery(`select revision::text from orchestration_runs where id = '${id}'`)),
-    )
+    Number(await app.pool.oneFirst(rawQuery(`select revision::text from orchestration_runs where id = '${id}'`)))
   const used = async (id: string, meter: string): Promise<number> =>
     (await app.key.get(`/usage/events?orchestration_run_id=${id}&meter_type=${meter}`)).body.total
 
@@ -74,7 +72,7 @@ describe('node executions of a run that end together', function () {
     const activity = await app.key.get(`/activity?orchestration_run_id=${id}&kind=action_executed&limit=50`)
     assert.equal(activity.body.data.length, NODES.length, JSON.stringify(activity.body))
     // The worker that started them has executed them, without a message for each.
-    const messages = await app.services.pool.oneFirst(
+    const messages = await app.pool.oneFirst(
       rawQuery(`select count(*)::int from pgboss.job where name = 'node.execute' and data ->> 'run_id' = '${id}'`),
     )
     assert.equal(messages, 0)

@@ -66,7 +66,7 @@ describe('size limits of runs', function () {
     assert.equal(run.status, 'succeeded', JSON.stringify(run.error))
     assert.equal(run.artifacts.l.results.length, 12)
     // Events are written with their runs.
-    const together = await app.services.pool.any(sql.type(z.object({ count: z.int() }))`
+    const together = await app.pool.any(sql.type(z.object({ count: z.int() }))`
       select count(*) as count from events where name = 'orchestration_runs.started' group by xmin::text`)
     assert.ok(
       together.every(({ count }) => count <= 5),

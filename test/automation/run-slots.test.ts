@@ -123,12 +123,12 @@ describe('run slots', function () {
     const ids = await started(graph, 12)
     await eventually(() => held.length === 2)
     const sweeps = () =>
-      app.services.pool.oneFirst(
+      app.pool.oneFirst(
         sql.unsafe`select count(*)::int from pgboss.job_common where name = 'run.sweep' and state = 'completed'`,
       ) as Promise<number>
     // A message is active while a worker finds out that no slot is free; a sweep may then add the next one.
     const messages = () =>
-      app.services.pool.any(sql.unsafe`
+      app.pool.any(sql.unsafe`
         select count(*) filter (where j.state < 'active')::int as waiting, count(j.id)::int as unfinished
         from orchestration_node_executions e left join pgboss.job_common j
           on j.name = ${nodeExecutionQueue.name} and j.state <= 'active' and j.data ->> 'execution_id' = e.id
@@ -177,7 +177,7 @@ describe('run slots', function () {
       `update orchestration_node_executions set wake_at = now() where run_id = '${timed}' and status = 'waiting'`,
       `update orchestration_runs set wake_at = now(), due_at = now() where id = '${timed}'`,
     ])
-      await app.services.pool.query(rawQuery(due))
+      await app.pool.query(rawQuery(due))
     await app.until(timed, ({ status }) => status === 'queued')
     await released()
     await released()

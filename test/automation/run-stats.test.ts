@@ -52,7 +52,7 @@ describe('statistics of the run queue', function () {
 
     const oldest = async () => (await scrape(app.url)).value('muster_work_oldest_seconds', { concern: 'orchestration' })
     // Messages only wake; waiting work is in the rows.
-    await app.services.pool.query(rawQuery("delete from pgboss.job_common where state < 'active'"))
+    await app.pool.query(rawQuery("delete from pgboss.job_common where state < 'active'"))
     assert.ok(((await oldest()) as number) > 0)
 
     const elsewhere = await app.project()

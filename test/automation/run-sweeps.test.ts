@@ -17,17 +17,17 @@ describe('run sweeps', () => {
     const run = await app.run([{ id: 'ask', type: 'human' }])
     assert.equal(run.status, 'awaiting_input')
     await worker.stop()
-    const ids = [run.id, ...(await copyRun(app.services.pool, run.id, copies))]
+    const ids = [run.id, ...(await copyRun(app.pool, run.id, copies))]
     await quiet()
     return ids.sort()
   }
   const quiet = async () => {
-    await app.services.pool.query(sql.unsafe`update orchestration_runs set updated_at = now() - interval '1 hour'`)
-    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name ~ '^(run|node)[.]'`)
+    await app.pool.query(sql.unsafe`update orchestration_runs set updated_at = now() - interval '1 hour'`)
+    await app.pool.query(sql.unsafe`delete from pgboss.job_common where name ~ '^(run|node)[.]'`)
   }
   /** The runs that a sweep wakes, and how many statements it takes. */
   async function swept(): Promise<{ woken: string[]; statements: number }> {
-    const { pool } = app.services
+    const { pool } = app
     const before = app.statements.length
     await sweepRuns({ services: app.services, stopping: new AbortController().signal }, true)
     // Without the statements of the process itself, such as checks after a reconnect.
@@ -39,7 +39,7 @@ describe('run sweeps', () => {
     assert.deepEqual(others, [])
     return { woken: woken as string[], statements }
   }
-  const clear = () => app.services.pool.query(sql.unsafe`delete from orchestration_runs`)
+  const clear = () => app.pool.query(sql.unsafe`delete from orchestration_runs`)
 
   it('send nothing for waiting runs, and check them in pages', async () => {
     await waiting(2500)
@@ -54,7 +54,7 @@ describe('run sweeps', () => {
     const ids = await waiting(2500)
     const places = [0, 1999, 2000, 2500]
     for (const at of places)
-      await app.services.pool.query(sql.unsafe`
+      await app.pool.query(sql.unsafe`
         update orchestration_node_executions set status = 'completed', completed_at = now() where run_id = ${ids[at]}`)
     assert.deepEqual((await swept()).woken, places.map(at => ids[at]).sort())
     await clear()
@@ -62,7 +62,7 @@ describe('run sweeps', () => {
 
   it('wake the trees next in line for a slot, and runs of running trees', async () => {
     const ids = await waiting(300)
-    const { pool } = app.services
+    const { pool } = app
     await app.admin.patch(`/projects/${app.projectId}`, { max_concurrent_runs: 2 })
     const queue = () =>
       pool.query(sql.unsafe`
@@ -101,7 +101,7 @@ describe('run sweeps', () => {
 
   it('let a run of one project wait for only a few of the many runs of another', async () => {
     const ids = await waiting(600)
-    const { pool } = app.services
+    const { pool } = app
     const other = await app.project()
     const graph = { name: 'one', nodes: [{ id: 'a', type: 'transform', expression: 1 }], edges: [] }
     const { body } = await other.key.post('/orchestrations', graph)

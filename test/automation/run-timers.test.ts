@@ -28,7 +28,7 @@ describe('run timers', function () {
 
   const call = (id: string, more: object = {}) => ({ id, type: 'tool', tool_id, ...more })
   const forgetTimers = () =>
-    app.services.pool.query(rawQuery(`delete from pgboss.job where name ~ '^(run|node)[.]' and state = 'created'`))
+    app.pool.query(rawQuery(`delete from pgboss.job where name ~ '^(run|node)[.]' and state = 'created'`))
 
   it('expire a run with all its active work', async () => {
     const graph = await app.orchestration([{ id: 'h', type: 'human' }, call('t')])

@@ -167,9 +167,7 @@ describe('tools in runs', function () {
         return data.some((entry: any) => entry.resource_public_id === run.id) && data
       })
     const kept = () =>
-      app.services.pool.oneFirst(
-        sql.unsafe`select context from orchestration_runs where id = ${run.id}`,
-      ) as Promise<string>
+      app.pool.oneFirst(sql.unsafe`select context from orchestration_runs where id = ${run.id}`) as Promise<string>
     assert.match(await kept(), /^v1\./)
     await app.key.post(`/orchestration-runs/${run.id}/human-input`, { node_id: 'h', output: {} })
     assert.equal(await kept(), null, 'is erased with the end of the run')
@@ -196,7 +194,7 @@ describe('tools in runs', function () {
     const run = await app.run([{ id: 'h', type: 'human' }, node('t', tool_id)], chain('h', 't'), {
       tool_context: { tenant: 'x' },
     })
-    await app.services.pool.query(
+    await app.pool.query(
       sql.unsafe`update orchestration_runs set context = 'v1.00000000.AAAA.AAAA.AAAA' where id = ${run.id}`,
     )
     await app.key.post(`/orchestration-runs/${run.id}/human-input`, { node_id: 'h', output: {} })
@@ -265,7 +263,7 @@ describe('tools in runs', function () {
     const { idempotency_key } = run.node_executions[0]
     assert.equal(idempotency_key, `${run.id}:m:1`)
     const stored = sql.unsafe`select attempt_key from memory_entries where id = ${memory_entry_id}`
-    assert.equal(await app.services.pool.oneFirst(stored), idempotency_key)
+    assert.equal(await app.pool.oneFirst(stored), idempotency_key)
   })
 
   it('write memory only from conversations of the project', async () => {
@@ -323,7 +321,7 @@ describe('tools in runs', function () {
     assert.deepEqual(used.map(({ node_id }: any) => node_id).sort(), ['p', 't'])
     const done = await app.read(run.id)
     assert.ok(done.usage_own && done.usage)
-    const [{ data }] = await storedEvents(app.services.pool, { resource: run.id, name: 'orchestration_runs.succeeded' })
+    const [{ data }] = await storedEvents(app.pool, { resource: run.id, name: 'orchestration_runs.succeeded' })
     assert.deepEqual([data.usage_own, data.usage], [done.usage_own, done.usage])
     assert.ok(done.usage.cost_usd > 0)
   })

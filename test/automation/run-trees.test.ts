@@ -47,22 +47,21 @@ describe('large run trees', function () {
     await made.kill()
   })
   // What workers left that were killed.
-  beforeEach(() => app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name ~ '^(run|node)[.]'`))
+  beforeEach(() => app.pool.query(sql.unsafe`delete from pgboss.job_common where name ~ '^(run|node)[.]'`))
 
   const worker = (env: Record<string, string> = {}) =>
     startProcess('worker', app.databaseUrl, { ...ENV, ...env }, ['orchestration'])
   /** A worker that comes to no harm. */
   const steadyWorker = (kinds = ['orchestration']) => runWorker(app.databaseUrl, ENV, kinds)
 
-  const count = (what: Parameters<typeof app.services.pool.oneFirst>[0]) =>
-    app.services.pool.oneFirst(what) as Promise<number>
+  const count = (what: Parameters<typeof app.pool.oneFirst>[0]) => app.pool.oneFirst(what) as Promise<number>
   /** Runs of a tree that have not ended. */
   const live = (root: string) =>
     count(sql.unsafe`
       select count(*)::int from orchestration_runs
       where root_id = ${root} and status in ('queued', 'running', 'sleeping', 'awaiting_input')`)
   const messages = () =>
-    app.services.pool.any(sql.unsafe`
+    app.pool.any(sql.unsafe`
       select name, count(*)::int as count from pgboss.job_common
       where name ~ '^(run|node)[.]' and state <= 'active' group by 1 order by 1`)
 
@@ -89,7 +88,7 @@ describe('large run trees', function () {
     return { root, top, middle, leaf: waiting }
   }
   /** Copies the nested runs of the tree up to a number at each depth. */
-  const grow = ({ leaf }: Seed, copies: number) => copyTree(app.services.pool, leaf.parent_orchestration_run_id, copies)
+  const grow = ({ leaf }: Seed, copies: number) => copyTree(app.pool, leaf.parent_orchestration_run_id, copies)
 
   /** What a request of this process does in the database. */
   async function costOf<T>(request: () => Promise<T>): Promise<{ reply: T; statements: number }> {
@@ -111,17 +110,17 @@ describe('large run trees', function () {
     }
   }
   const exists = (orchestrationId: string) =>
-    app.services.pool.exists(sql.unsafe`select from orchestrations where id = ${orchestrationId}`)
+    app.pool.exists(sql.unsafe`select from orchestrations where id = ${orchestrationId}`)
 
   it('make no calls after cancellation, before they are cancelled themselves', async () => {
     const { root } = seeds.call
     await grow(seeds.call, 150)
-    const attempts = await app.services.pool.any(sql.unsafe`
+    const attempts = await app.pool.any(sql.unsafe`
       update orchestration_node_executions set leased_until = null where node_id = 'call' returning id, run_id`)
     assert.equal(attempts.length, 151)
     assert.equal((await app.key.post(`/orchestration-runs/${root}/cancel`)).status, 200)
     // No message announces their cancellation: a sweep finds them after these.
-    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'run.control_descendants'`)
+    await app.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'run.control_descendants'`)
     await app.services.queues.send(
       attempts.map(({ id, run_id }: any) => ({
         queue: nodeExecutionQueue,
@@ -142,7 +141,7 @@ describe('large run trees', function () {
     await grow(seeds.cancel, 1000)
     const all = await live(root)
     assert.equal(all, 2003)
-    await app.services.pool.query(sql.unsafe`delete from events`)
+    await app.pool.query(sql.unsafe`delete from events`)
     const { reply, statements } = await costOf(() => app.key.post(`/orchestration-runs/${root}/cancel`))
     assert.deepEqual([reply.status, reply.body.status], [200, 'cancelled'])
     assert.ok(statements < 20, `${statements} statements`)
@@ -153,12 +152,12 @@ describe('large run trees', function () {
     assert.deepEqual([answered.status, answered.body.error?.code], [409, 'ORCHESTRATION_RUN_NOT_AWAITING_INPUT'])
 
     await survived('run_followed=kill:4', async () => (await live(root)) === 0)
-    const events = await app.services.pool.one(sql.unsafe`
+    const events = await app.pool.one(sql.unsafe`
       select count(*)::int as count, count(distinct resource_id)::int as runs
       from events where name = 'orchestration_runs.cancelled'`)
     assert.deepEqual(events, { count: all, runs: all })
     const statuses = sql.unsafe`select distinct status from orchestration_runs where root_id = ${root}`
-    assert.deepEqual(await app.services.pool.anyFirst(statuses), ['cancelled'])
+    assert.deepEqual(await app.pool.anyFirst(statuses), ['cancelled'])
   })
 
   it('are cancelled by a constant number of statements per page, with the usage of each tree in its event', async () => {
@@ -278,7 +277,7 @@ describe('large run trees', function () {
   })
 
   it('release the run slots of runs that were started during the cancellation', async () => {
-    const { pool } = app.services
+    const { pool } = app
     const graph = await app.orchestration([{ id: 'ask', type: 'human' }])
     const [first, parent, waiting] = [
       await app.start(graph, { wait: false }),
@@ -353,12 +352,12 @@ describe('large run trees', function () {
 
   it('of many ended runs are deleted page by page', async () => {
     const id = done.orchestration_id
-    await copyRun(app.services.pool, done.id, 1500)
+    await copyRun(app.pool, done.id, 1500)
     const { reply, statements } = await costOf(() => app.key.delete(`/orchestrations/${id}`))
     assert.equal(reply.status, 204)
     assert.ok(statements < 20, `${statements} statements`)
     assert.equal((await app.key.get(`/orchestration-runs?orchestration_id=${id}`)).body.total, 1501)
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       update orchestration_runs set status = 'failed', error = '{"code": "X", "message": "x"}' where id = ${done.id}`)
     const retried = await app.key.post(`/orchestration-runs/${done.id}/retry`)
     assert.deepEqual([retried.status, retried.body.error?.code], [404, 'ORCHESTRATION_NOT_FOUND'])

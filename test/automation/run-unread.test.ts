@@ -36,7 +36,7 @@ describe('runs advanced without being read', function () {
     await eventually(() => app.target.requests.length === 2)
     return run
   }
-  const query = (text: string) => app.services.pool.query(rawQuery(text))
+  const query = (text: string) => app.pool.query(rawQuery(text))
   const post = async (path: string) => assert.equal((await app.key.post(path)).status, 200)
   const states = async (id: string) => attempts(await app.read(id))
 

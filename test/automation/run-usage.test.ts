@@ -48,7 +48,10 @@ describe('usage of runs', function () {
   const app = forSuite(startRunApp)
   const clients: pg.Client[] = []
   const connected = async (): Promise<pg.Client> => {
-    const client = new pg.Client({ connectionString: app.databaseUrl, application_name: 'run usage test' })
+    const client = new pg.Client({
+      connectionString: app.databaseUrlOf(app.projectId),
+      application_name: 'run usage test',
+    })
     client.on('error', () => {})
     await client.connect()
     clients.push(client)
@@ -100,7 +103,7 @@ describe('usage of runs', function () {
     for (const isFolded of [false, true]) {
       if (isFolded) await fold(id)
       assert.equal((await rowOf(runs[0])) !== undefined, isFolded)
-      const usage = (await usageOfRun(app.services.pool, { id: runs[0] })).usage_own
+      const usage = (await usageOfRun(app.pool, { id: runs[0] })).usage_own
       assert.deepEqual(
         [
           usage?.uncached_input_tokens,
@@ -127,7 +130,7 @@ describe('usage of runs', function () {
     ])
     const read = async () => {
       const { usage, usage_own } = await app.read(runId)
-      return [usage, usage_own, await usedByRun(app.services.pool, project_id, runId)]
+      return [usage, usage_own, await usedByRun(app.pool, project_id, runId)]
     }
     const unfolded = await read()
     assert.equal(unfolded[0].input_tokens, before.usage.input_tokens + 200)
@@ -257,7 +260,7 @@ describe('usage of runs', function () {
     await work
     assert.ok(seen.size > 2, 'the readers saw different snapshots')
     await fold(id)
-    assert.ok(await sumsMatchEvents(app.services.pool, span(id)))
+    assert.ok(await sumsMatchEvents(app.pool, span(id)))
     const [{ folded }] = await app.rows(
       'select sum(events)::int as folded from folded_run_usage where project_id = $1',
       [id],
@@ -328,12 +331,12 @@ describe('usage of runs', function () {
     const { id, runs } = await makeRuns(2)
     await insertUsage(app, id, [used(runs[0]), used(runs[1])])
     await fold(id)
-    assert.ok(await sumsMatchEvents(app.services.pool, span(id)))
+    assert.ok(await sumsMatchEvents(app.pool, span(id)))
     await app.rows('update folded_run_usage set output_tokens = output_tokens + 1 where run_id = $1', [runs[0]])
-    assert.ok(!(await sumsMatchEvents(app.services.pool, span(id))))
+    assert.ok(!(await sumsMatchEvents(app.pool, span(id))))
     await inTransaction(app.services.pool, tx => rebuildSums(tx, span(id)))
     const { kept, counted } = await snapshot(id)
     assert.deepEqual(kept, counted)
-    assert.ok(await sumsMatchEvents(app.services.pool, span(id)))
+    assert.ok(await sumsMatchEvents(app.pool, span(id)))
   })
 })

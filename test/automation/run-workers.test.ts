@@ -49,7 +49,7 @@ describe('runs and lost workers', function () {
   const never = () => {}
   const call = (id: string, more: object = {}) => ({ id, type: 'tool', tool_id, ...more })
   const forget = () =>
-    app.services.pool.query(rawQuery(`delete from pgboss.job where name ~ '^(run|node)[.]' and state < 'active'`))
+    app.pool.query(rawQuery(`delete from pgboss.job where name ~ '^(run|node)[.]' and state < 'active'`))
 
   it('repeat the interrupted call under the same key, and nothing before it', async () => {
     const id = await app.orchestration([call('a'), call('b'), call('c')], chain('a', 'b', 'c'))
@@ -148,7 +148,7 @@ describe('runs and lost workers', function () {
     first.child.kill('SIGTERM')
     await eventually(() => first.output.some(line => line.includes('shutdown started')))
     const beats = async () =>
-      (await app.services.pool.oneFirst(
+      (await app.pool.oneFirst(
         sql.unsafe`select count(*)::int from worker_heartbeats where holder is not null`,
       )) as number
     // Long enough for the second to miss five heartbeats.

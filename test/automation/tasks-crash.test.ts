@@ -75,7 +75,7 @@ describe('tasks after the loss of a worker', function () {
   }
   const closed = (id: string) => until(key, id, ({ status }) => status === 'closed', 120_000)
   const forget = (id: string) =>
-    app.services.pool.query(
+    app.pool.query(
       sql.unsafe`delete from pgboss.job_common where name = ${TASK_DISPATCH} and data ->> 'entity_id' = ${id}`,
     )
 
@@ -118,7 +118,7 @@ describe('tasks after the loss of a worker', function () {
       assert.deepEqual(moves, [null, 'pass'])
     }
     const idsOf = (kind: string) => tasks.filter(each => each.kind === kind).map(({ id }) => id)
-    const runs = await app.services.pool.anyFirst(sql.unsafe`select task_id from orchestration_runs order by task_id`)
+    const runs = await app.pool.anyFirst(sql.unsafe`select task_id from orchestration_runs order by task_id`)
     assert.deepEqual(runs, idsOf('orchestration').sort())
     const turns = await ok(key.get('/generations?limit=1'))
     assert.equal(turns.total, idsOf('agent').length)
@@ -167,16 +167,16 @@ describe('tasks after the loss of a worker', function () {
     await worker({ TASK_WORKER_CONCURRENCY: '1', PROJECT_WORKER_SHARE: '1' })
     await eventually(() => app.target.requests.length === 1)
     const sweeps = () =>
-      app.services.pool.oneFirst(sql.unsafe`
+      app.pool.oneFirst(sql.unsafe`
         select count(*)::int from pgboss.job_common
         where name = 'work.sweep_orchestration' and data ->> 'work' = ${TASK_DISPATCH} and state = 'completed'`) as Promise<number>
     // Past the time after which they count as orphaned.
-    await app.services.pool.query(
+    await app.pool.query(
       sql.unsafe`update task_dispatches set due_at = now() - interval '1 minute' where state = 'queued'`,
     )
     const before = await sweeps()
     await eventually(async () => (await sweeps()) >= before + 3)
-    const waiting = await app.services.pool.anyFirst(sql.unsafe`
+    const waiting = await app.pool.anyFirst(sql.unsafe`
       select count(*)::int from pgboss.job_common
       where name = ${TASK_DISPATCH} and state < 'active' and data ->> 'entity_id' = any(${sql.array(ids, 'text')})
       group by data ->> 'work_id'`)

@@ -193,7 +193,7 @@ describe('hostile workflows', () => {
       ],
       transitions: [],
     })
-    const { pool } = app.services
+    const { pool } = app
     const { id } = await task(key, flow.id)
     const { active_dispatch } = await until(key, id, ({ active_dispatch }) => active_dispatch?.id != null)
     const turn = active_dispatch.id as string
@@ -212,7 +212,7 @@ describe('hostile workflows', () => {
   })
 
   it('erases the content of a turn that the firing of a task started', async () => {
-    const { pool } = app.services
+    const { pool } = app
     const dispatching = (dispatch: object) =>
       workflow(key, { states: [{ name: 'work', initial: true, on_enter: { dispatch } }], transitions: [] })
     const asks = { type: 'manual', target_type: 'agent', target_id: app.agentId }
@@ -249,7 +249,7 @@ describe('hostile workflows', () => {
     })
     for (const state of names) {
       const { id } = await task(key, flow.id, { state, payload: { text: 'x'.repeat(250_000) } })
-      await app.services.pool.query(sql.unsafe`
+      await app.pool.query(sql.unsafe`
         insert into tasks select r.* from tasks t, generate_series(1, 24) n,
           json_populate_record(t, json_build_object('id', left(t.id, -4) || '-' || lpad(n::text, 3, '0'))) r where t.id = ${id}`)
     }

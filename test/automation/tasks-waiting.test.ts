@@ -54,7 +54,7 @@ describe('waiting tasks', () => {
       const found = active_dispatch?.id && (await ok(key.get(`/generations/${active_dispatch.id}`)))
       return found?.status === 'requires_action' ? found : null
     })
-    const { pool } = app.services
+    const { pool } = app
     await pool.query(voidStatement`update tasks set updated_at = now() - interval '10 minutes' where id = ${id}`)
     await pool.query(voidStatement`update task_dispatches set due_at = now() - interval '1 s' where task_id = ${id}`)
     const nextLook = () =>

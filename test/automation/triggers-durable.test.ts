@@ -41,7 +41,7 @@ describe('durable firings', function () {
   const called = (count: number) => eventually(() => app.target.requests.length === count, { what: `${count} calls` })
   /** Returns the waiting and active messages of firings of the project. */
   const messages = () =>
-    app.services.pool.anyFirst(sql.unsafe`
+    app.pool.anyFirst(sql.unsafe`
       select id from pgboss.job_common
       where name = 'trigger.fire' and state in ('created', 'active', 'retry') and data ->> 'project_id' = ${app.projectId}`)
   const keys = () => app.target.requests.map(({ headers }) => headers['idempotency-key'])
@@ -58,7 +58,7 @@ describe('durable firings', function () {
     const trigger = await tool({ type: 'webhook' })
     const ids: string[] = []
     for (const body of ['{"n":1}', '{"n":2}']) ids.push((await hook(app.url, trigger, body)).body.firing_id)
-    await app.services.pool.query(
+    await app.pool.query(
       sql.unsafe`delete from pgboss.job_common where name = 'trigger.fire' and data ->> 'work_id' = ${ids[1]}`,
     )
     await steadyWorker()
@@ -185,7 +185,7 @@ describe('durable firings', function () {
       await called(calls)
       await eventually(
         async () => {
-          const active = await app.services.pool.anyFirst(sql.unsafe`
+          const active = await app.pool.anyFirst(sql.unsafe`
             select id from pgboss.job_common where name = 'trigger.fire' and state = 'active'`)
           return active.length === 2 && (await read()).map(each => each.status).join() === `${status},running`
         },
@@ -242,7 +242,7 @@ describe('durable firings', function () {
   })
 
   it('releases deferred firings after a resume that writes none of them', async () => {
-    const { pool } = app.services
+    const { pool } = app
     const count = 450
     const trigger = await tool()
     await app.admin.post(`/projects/${app.projectId}/pause`)
@@ -315,7 +315,7 @@ describe('durable firings', function () {
     for (const id of ids)
       await eventually(async () => (await key.get(`/trigger-firings/${id}`)).body.status === 'running')
     // The first fill more than one page, and all are older than the second.
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       insert into trigger_firings select r.* from trigger_firings t, generate_series(1, 1000) n, jsonb_populate_record(t,
         jsonb_build_object('id', left(t.id, -4) || lpad(n::text, 4, '0'), 'created_at', t.created_at - interval '1 day')) r
       where t.id = ${ids[0]}`)
@@ -333,12 +333,11 @@ describe('durable firings', function () {
     await steadyWorker()
     const ids = [await fire(trigger.id), await fire(trigger.id)]
     for (const id of ids) await ended(key, id)
-    await app.services.pool.query(
+    await app.pool.query(
       sql.unsafe`update trigger_firings set completed_at = now() - interval '31 days' where id = ${ids[0]}`,
     )
-    const fanouts = async () =>
-      app.services.pool.anyFirst(sql.unsafe`select root_id from trigger_fanouts order by root_id`)
-    await app.services.pool.query(sql.unsafe`
+    const fanouts = async () => app.pool.anyFirst(sql.unsafe`select root_id from trigger_fanouts order by root_id`)
+    await app.pool.query(sql.unsafe`
       insert into trigger_fanouts (root_id, project_id, firings, created_at)
       values ('evt_new', ${app.projectId}, 1, now() - interval '29 days'), ('evt_old', ${app.projectId}, 1, now() - interval '31 days')`)
     await firingRetention.run(app.services, new AbortController().signal)

@@ -32,8 +32,7 @@ describe('event triggers', function () {
   const dispatched = async () =>
     eventually(
       async () =>
-        (await app.services.pool.oneFirst(sql.unsafe`select count(*)::int from events where dispatched_at is null`)) ===
-        0,
+        (await app.pool.oneFirst(sql.unsafe`select count(*)::int from events where dispatched_at is null`)) === 0,
       { what: 'events being dispatched' },
     )
 
@@ -330,16 +329,16 @@ describe('event triggers', function () {
         return [spent, ...admitted]
       })
     assert.deepEqual(await fire(first, 2), [false, true, true])
-    assert.deepEqual(await app.services.pool.any(counts), [])
+    assert.deepEqual(await app.pool.any(counts), [])
     assert.deepEqual(await fire(first, 3), [false, true, true, false])
     assert.deepEqual(await fire({ ...first, chained: true }, 1), [true, false])
-    assert.deepEqual(await app.services.pool.any(counts), [{ firings: 2, skipped: 2 }])
+    assert.deepEqual(await app.pool.any(counts), [{ firings: 2, skipped: 2 }])
   })
 
   it('counts firings in the storage of the project', async () => {
     const stored = async () => {
       await snapshotProjects(app.services, { all: true })
-      return (await newestSnapshot(app.services.pool, app.projectId))?.bytes as number
+      return (await newestSnapshot(app.pool, app.projectId))?.bytes as number
     }
     const trigger = await on('actors.created')
     await actor('before')
@@ -390,7 +389,7 @@ describe('event triggers', function () {
       emitNamed(tx, 'actors.created', app.projectId, { id: 'actor_x' })
     })
     await allEnded(key, any.id, 1)
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       insert into events (id, project_id, name, resource_type, resource_id, envelope, created_at)
       select 'evt_' || n, ${app.projectId}, n, 'order', 'o1', json_build_object('id', n, 'event', n, 'data', '{}'::json)::text, now()
       from unnest(array['actors.invented', 'orders.shipped']) n`)
@@ -404,7 +403,7 @@ describe('event triggers', function () {
 
   it('marks events as dispatched when they are written in a project without event triggers', async () => {
     const { body } = await actor('quiet')
-    const stored = await app.services.pool.one(
+    const stored = await app.pool.one(
       sql.unsafe`select dispatched_at is not null as done, packed is not null as packed, causation from events where resource_id = ${body.id}`,
     )
     assert.deepEqual(stored, { done: true, packed: true, causation: null })
@@ -424,7 +423,7 @@ describe('inputs of events and schedules', function () {
     const free = occupyThreads(app.services, app.projectId)
     try {
       assert.equal((await key.post('/actors', { name: 'x' })).status, 201)
-      await app.services.pool.query(
+      await app.pool.query(
         sql.unsafe`update triggers set next_fire_at = now() - interval '1 s' where id = ${bySchedule.id}`,
       )
       for (const { id } of [byEvent, bySchedule]) {
@@ -437,7 +436,7 @@ describe('inputs of events and schedules', function () {
       const waits = sql.unsafe`
         select count(*)::int from pgboss.job_common
         where name = 'trigger.fire' and start_after > now() and data ->> 'project_id' = ${app.projectId}`
-      await eventually(async () => (await app.services.pool.oneFirst(waits)) === 2, { what: 'firings that wait' })
+      await eventually(async () => (await app.pool.oneFirst(waits)) === 2, { what: 'firings that wait' })
     } finally {
       free()
     }

@@ -133,7 +133,7 @@ describe('trigger hooks', function () {
   })
 
   it('reports an unreadable secret before it verifies a signature', async () => {
-    await app.services.pool.query(
+    await app.pool.query(
       sql.unsafe`update triggers set sealed_secret = 'v1.00000000.AAAA.AAAA.AAAA' where id = ${trigger.id}`,
     )
     assert.deepEqual(await code(call('{}', {})), [500, 'SECRET_NOT_DECRYPTABLE'])

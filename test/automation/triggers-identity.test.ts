@@ -83,7 +83,7 @@ describe('trigger permissions', function () {
     const { status, body } = await hook(app.url, trigger, '{}')
     assert.deepEqual([status, body.error.code], [409, 'TRIGGER_CREATOR_UNAVAILABLE'])
     const { sql } = await import('#core/db/sql.ts')
-    await app.services.pool.query(
+    await app.pool.query(
       sql.unsafe`update triggers set next_fire_at = now() - interval '1 s' where id = ${schedule.id}`,
     )
     const [firing] = await eventually(async () => {

@@ -143,7 +143,7 @@ describe('orchestration triggers', function () {
   /** Returns the causation chain of the event that the graph of a run emitted. */
   const causes = async (name: string): Promise<string[] | null> => {
     const [{ causation }] = await eventually(async () => {
-      const found = await app.services.pool.any(
+      const found = await app.pool.any(
         sql.unsafe`select causation from events where name = ${name} and project_id = ${app.projectId}`,
       )
       return found.length > 0 ? (found as any[]) : null
@@ -194,7 +194,7 @@ describe('orchestration triggers', function () {
     )
     await Promise.all(made.map(({ id }) => key.post(`/triggers/${id}/fire?wait=false`)))
     const causations = await eventually(async () => {
-      const found = await app.services.pool.anyFirst(sql.unsafe`
+      const found = await app.pool.anyFirst(sql.unsafe`
         select e.causation from events e join audit_entries a on a.id = e.resource_id
         where e.name = 'audit_entries.created' and a.action = 'tools:CallTool' and a.resource_public_id = ${app.toolId}
           and e.causation ?| ${sql.array(
@@ -221,7 +221,7 @@ describe('orchestration triggers', function () {
     const { body } = await key.post('/orchestration-runs', { orchestration_id: waiting })
     // It was checked and found no free slot.
     await eventually(async () =>
-      app.services.pool.oneFirst(sql.unsafe`
+      app.pool.oneFirst(sql.unsafe`
         select count(*) > 0 from pgboss.job
         where name = 'run.advance' and state = 'completed' and data ->> 'run_id' = ${body.id}`),
     )

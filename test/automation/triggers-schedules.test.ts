@@ -39,7 +39,7 @@ describe('trigger schedules', function () {
     steady.start(app.databaseUrl, { ...FAST, ...env }, ['trigger'])
   /** Makes schedules due by moving their next time into the past by some seconds. */
   const dueSince = (id: string, seconds: number) =>
-    app.services.pool.query(
+    app.pool.query(
       sql.unsafe`update triggers set next_fire_at = date_trunc('second', now()) - ${seconds} * interval '1 s' where id = ${id}`,
     )
   const read = async (id: string) => (await key.get(`/triggers/${id}`)).body
@@ -78,7 +78,7 @@ describe('trigger schedules', function () {
     for (let n = 0; n < 5; n++) triggers.push(await madeTrigger(key, { ...tool, ...YEARLY }))
     const ids = triggers.map(({ id }) => id)
     // In twenty seconds: a clock that is ahead has already passed it.
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       update triggers set next_fire_at = now() + interval '20 s' where id = any(${sql.array(ids.slice(0, 1), 'text')})`)
     for (let round = 1; round <= 5; round++) {
       for (const id of ids.slice(1)) await dueSince(id, 10 - round)
@@ -187,7 +187,7 @@ describe('trigger schedules', function () {
 
   it('fires many schedules in batches', async () => {
     const first = await madeTrigger(key, { ...tool, ...YEARLY })
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       insert into triggers (id, project_id, name, type, target_type, target_id, cron, timezone, authority, created_by,
         next_fire_at)
       select 'trg_' || translate(lpad(n::text, 26, '0'), 'ilou', '0000'), project_id, 'many ' || n, type, target_type, target_id, cron, timezone, authority,
@@ -196,7 +196,7 @@ describe('trigger schedules', function () {
     await steadyWorker({ TRIGGER_WORKER_CONCURRENCY: '50' })
     await eventually(
       async () =>
-        (await app.services.pool.oneFirst(
+        (await app.pool.oneFirst(
           sql.unsafe`select count(*)::int from trigger_firings where source = 'schedule' and state = 'succeeded'
             and trigger_id in (select id from triggers where name like 'many %')`,
         )) === 450,

@@ -219,7 +219,7 @@ describe('muster', function () {
 
   describe('doctor', () => {
     const beat = (kinds: string[], age: string) =>
-      app.services.pool.query(sql.unsafe`
+      app.pool.query(sql.unsafe`
         insert into worker_heartbeats (instance_id, kinds, started_at, beat_at)
         values (${kinds.join('+')}, ${sql.array(kinds, 'text')}, now(), now() - ${age}::interval)
         on conflict (instance_id) do update set beat_at = excluded.beat_at`)
@@ -238,7 +238,7 @@ describe('muster', function () {
 
     it('reports processes of another release, as during an upgrade', async () => {
       const beatOf = (instance: string, version: string, age: string) =>
-        app.services.pool.query(sql.unsafe`
+        app.pool.query(sql.unsafe`
           insert into worker_heartbeats (instance_id, kinds, version, started_at, beat_at)
           values (${instance}, '{}', ${version}, now(), now() - ${age}::interval)`)
       await beatOf('web of now', release, '1 second')
@@ -249,14 +249,14 @@ describe('muster', function () {
       assert.equal(status, 'warn')
       assert.match(detail, /^live processes by release: 0\.0\.9 \(1\), \S+ \(\d+\); this command is of \S+$/)
       assert.match(fix ?? '', /replace the processes/)
-      await app.services.pool.query(sql.unsafe`delete from worker_heartbeats where instance_id like 'web of %'`)
+      await app.pool.query(sql.unsafe`delete from worker_heartbeats where instance_id like 'web of %'`)
     })
 
     it('finds nothing wrong with a deployment that works', async () => {
       await beat(['delivery'], '1 second')
       await beat(['ingestion', 'generation', 'orchestration', 'trigger', 'evaluation', 'snapshot'], '1 second')
       // What other tests have left waiting, for longer than it should where they take long.
-      await app.services.pool.query(sql.unsafe`delete from pgboss.job_common`)
+      await app.pool.query(sql.unsafe`delete from pgboss.job_common`)
       const { ok, checks } = await diagnosis({ BASE_URL: 'https://muster.example', EMBEDDING_PROVIDER: 'local' })
       assert.equal(ok, true, JSON.stringify(checks))
       assert.deepEqual(
@@ -334,12 +334,10 @@ describe('muster', function () {
 
     it('warns of keys that browsers have sent', async () => {
       const { id } = await app.project()
-      await app.services.pool.query(
-        sql.unsafe`update project_keys set browser_used_at = now() where project_id = ${id}`,
-      )
+      await app.pool.query(sql.unsafe`update project_keys set browser_used_at = now() where project_id = ${id}`)
       const [{ status, detail }] = (await diagnosis()).of('keys in browsers')
       assert.deepEqual([status, detail], ['warn', '1 key(s) were sent by browsers in the last seven days'])
-      await app.services.pool.query(sql.unsafe`update project_keys set browser_used_at = null`)
+      await app.pool.query(sql.unsafe`update project_keys set browser_used_at = null`)
     })
 
     it('names records with an address that the egress rule blocks, and allowed ones not', async () => {
@@ -532,7 +530,7 @@ describe('muster', function () {
     })
     const failed = async (age: string) => {
       const id = newId('whd')
-      await app.services.pool.query(sql.unsafe`
+      await app.pool.query(sql.unsafe`
         insert into webhook_deliveries (id, webhook_id, project_id, event_id, event_type, envelope, status, attempts, created_at)
         values (${id}, ${hook.body.id}, ${project}, ${newId('evt')}, 'agents.created', '{"id":"evt_x"}', 'failed', 3,
           now() - ${age}::interval)`)
@@ -587,7 +585,7 @@ describe('muster', function () {
         .map(each => each.waiting)
 
     assert.equal((await json(...args)).found, 0)
-    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common`)
+    await app.pool.query(sql.unsafe`delete from pgboss.job_common`)
     const found = await json(...args, '--dry-run')
     assert.deepEqual(found.generations.map(({ id }: { id: string }) => id).sort(), turns)
     assert.deepEqual(await waiting(), [0, 0])

@@ -153,7 +153,7 @@ describe('the console for automation', function () {
       await page.getByRole('link', { name: 'Resting' }).click()
       await page.getByText(/3 matching events passed it by/).waitFor()
 
-      await suite.app.services.pool.query(voidStatement`
+      await suite.app.pool.query(voidStatement`
         insert into events (id, project_id, name, resource_type, resource_id, envelope, packed, dispatched_at, created_at)
         select left(id, -4) || lpad(n::text, 4, '0'), project_id, name, resource_type, resource_id, envelope, packed,
           dispatched_at, created_at

@@ -241,7 +241,7 @@ describe('coming back to the console', function () {
     const { page } = await open()
     await shown(page)
     // The time that the service counts passes.
-    await suite.app.services.pool.query(
+    await suite.app.pool.query(
       rawQuery(`update oauth_objects set expires_at = now() where model = 'RefreshToken' and consumed_at is null
         and grant_id = (select id from oauth_grants where client_id = 'muster-console' order by created_at desc limit 1)`),
     )

@@ -442,11 +442,11 @@ describe('rules, feedback, chains and copies in the console', function () {
   it('lead from a turn to its chain, and stop it', async () => {
     const { id: turn } = await post(`/agents/${suite.app.agentId}/generate?wait=true`, { prompt: 'hi' })
     const chain = `chain_${'0'.repeat(25)}1`
-    await suite.app.services.pool.query(voidStatement`
+    await suite.app.pool.query(voidStatement`
       insert into chains (id, project_id, agent_id, root_generation_id, generation_count, "limit", limit_source,
         last_generation_at)
       values (${chain}, ${project()}, ${suite.app.agentId}, ${turn}, 2, 100, 'platform', now())`)
-    await suite.app.services.pool.query(voidStatement`update generations set chain_id = ${chain} where id = ${turn}`)
+    await suite.app.pool.query(voidStatement`update generations set chain_id = ${chain} where id = ${turn}`)
     const { page, problems } = await open(`traces/${turn}`)
     await pressEnter(page.getByRole('link', { name: 'Turns of its chain' }))
     await heading(page, 'Chain')

@@ -247,7 +247,7 @@ describe('the inbox of the console', function () {
     await page.getByRole('button', { name: 'Page 400', exact: true }).click()
     await page.getByRole('article', { name: 'tool_1', exact: true }).waitFor()
     assert.equal(await page.getByRole('article').count(), 25)
-    await suite.app.services.pool.query(voidStatement`delete from approvals where status = 'pending'`)
+    await suite.app.pool.query(voidStatement`delete from approvals where status = 'pending'`)
     assert.deepEqual(problems, [])
   })
 

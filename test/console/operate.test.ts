@@ -181,9 +181,7 @@ describe('views to operate a deployment', function () {
       await eventually(async () => (await count()) === 0)
       const audited = async () => (await suite.app.admin.get('/audit-log?action=system:ManageDeadLetters')).body.total
       await eventually(async () => (await audited()) === 2)
-      await suite.app.services.pool.query(
-        voidStatement`delete from pgboss.job_common where name = ${nodeExecutionQueue.name}`,
-      )
+      await suite.app.pool.query(voidStatement`delete from pgboss.job_common where name = ${nodeExecutionQueue.name}`)
       assert.deepEqual(problems, [])
     })
 

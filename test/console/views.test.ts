@@ -439,8 +439,8 @@ describe('the console in a browser', function () {
   it('leads from an empty deployment to the first reply', async () => {
     const fresh = await startConsoleApp()
     try {
-      await fresh.services.pool.query(voidStatement`delete from projects`)
-      await fresh.services.pool.query(voidStatement`delete from users`)
+      await fresh.pool.query(voidStatement`delete from projects`)
+      await fresh.pool.query(voidStatement`delete from users`)
       const { page, problems, close } = await openPage(suite.chromium, [fresh.base])
       closeLater({ close })
       await page.goto(`${fresh.base}/app`)

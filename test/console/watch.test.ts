@@ -36,7 +36,7 @@ describe('charts of turns and usage', function () {
   async function turns(agent: string, now: number, before: number) {
     for (let n = 0; n < now + before; n++) {
       const { id } = await post(`/agents/${agent}/generate?wait=true`, { prompt: 'hi' })
-      await suite.app.services.pool.query(voidStatement`
+      await suite.app.pool.query(voidStatement`
         update generations set created_at = created_at - ${n < now ? 0 : WEEK_MS} * interval '1 ms',
           completed_at = created_at - ${n < now ? 0 : WEEK_MS} * interval '1 ms' + interval '1 s' where id = ${id}`)
     }

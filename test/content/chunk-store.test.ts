@@ -10,7 +10,7 @@ const DIMENSIONS = 32
 
 /** Chunks of a document as they are stored. */
 const stored = async (app: TestApp, documentId: string) =>
-  (await app.services.pool.any(sql.unsafe`
+  (await app.pool.any(sql.unsafe`
     select id, tsv_config, tsvector_to_array(tsv) as words, pg_column_size(tsv) as size
     from document_chunks where document_id = ${documentId} order by chunk_index`)) as unknown as {
     id: string
@@ -20,7 +20,7 @@ const stored = async (app: TestApp, documentId: string) =>
   }[]
 
 const vectorsOf = async (app: TestApp, documentId: string) =>
-  (await app.services.pool.any(sql.unsafe`
+  (await app.pool.any(sql.unsafe`
     select source, ref_id, segment, length(vec) as bytes from knowledge_vectors
     where container_id = ${documentId} order by ref_id, segment`)) as unknown as {
     source: number

@@ -41,7 +41,7 @@ describe('codes kept in the process', () => {
   let space: { id: number; dimensions: number }
   const row = (ref_id: string, vector: Float32Array, more?: Partial<NewVector>) =>
     vectorOf({ project, space }, ref_id, vector, more)
-  const insert = (...all: NewVector[]) => insertVectors(app.services.pool, all)
+  const insert = (...all: NewVector[]) => insertVectors(app.pool, all)
   const fill = async (count: number, more: Partial<NewVector> = {}) => {
     for (let at = 0; at < count; at += 500)
       await insert(
@@ -167,7 +167,7 @@ describe('codes kept in the process', () => {
     })
     it('when a transaction that began earlier commits after a later one', async () => {
       const question = scattered()
-      const early = new pg.Client(app.databaseUrl)
+      const early = new pg.Client(app.databaseUrlOf(project))
       await early.connect()
       try {
         await early.query('begin')
@@ -223,7 +223,7 @@ describe('codes kept in the process', () => {
       }
     })
     it('in one range of the index for new rows, whatever transactions are open', async () => {
-      const open = new pg.Client(app.databaseUrl)
+      const open = new pg.Client(app.databaseUrlOf(project))
       await open.connect()
       try {
         await open.query('begin')
@@ -270,7 +270,7 @@ describe('codes kept in the process', () => {
       assert.equal(nearest.length, 1600)
       assert.ok(nearest.slice(0, 1200).every(id => id.startsWith('near')))
       await fill(1000, { container_id: 'doc_b', project_id: project })
-      await removeVectors(app.services.pool, { source: VECTOR_SOURCES.document, ref_ids: nearest.slice(0, 1200) })
+      await removeVectors(app.pool, { source: VECTOR_SOURCES.document, ref_ids: nearest.slice(0, 1200) })
       const { ids: left, way } = await found(question)
       assert.equal(way, 'memory')
       assert.equal(left.length, 400)
@@ -297,7 +297,7 @@ describe('codes kept in the process', () => {
       await found(scattered())
       await insert(row(twice, closeTo(question, 1 / 128)))
       assert.deepEqual((await found(question)).ids.slice(0, 2), [twice, once])
-      await removeVectors(app.services.pool, { source: VECTOR_SOURCES.document, ref_ids: order.slice(0, 60) })
+      await removeVectors(app.pool, { source: VECTOR_SOURCES.document, ref_ids: order.slice(0, 60) })
       const hide = ({ ref }: { ref: Fragment }) => sql.fragment`${ref} <> ${order[60]}`
       for (const filter of [hide, undefined]) {
         const { ids: left, way } = await found(question, { filter })
@@ -321,7 +321,7 @@ describe('codes kept in the process', () => {
         )
       services = process()
       await warm()
-      await removeVectors(app.services.pool, { container_id: 'doc_b' })
+      await removeVectors(app.pool, { container_id: 'doc_b' })
       const short = async () => {
         const { ids: left, way } = await found(question)
         assert.equal(left.length, 400)
@@ -634,7 +634,7 @@ describe('codes kept in the process', () => {
       assert.equal((await search('secret about the quarry')).results[0].path, '/secret/a.txt')
     })
     it('do without vectors that cannot be read in time, and with them again afterwards', async () => {
-      const locking = new pg.Client(app.databaseUrl)
+      const locking = new pg.Client(app.databaseUrlOf(project))
       await locking.connect()
       try {
         await locking.query('begin')

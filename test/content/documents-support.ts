@@ -6,7 +6,7 @@ import { createdBy } from '../support/replies.ts'
 
 /** Rows of a statement, on the app's own database. */
 export const rowsOf = async (app: TestApp, text: string, values: unknown[] = []): Promise<readonly any[]> =>
-  (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
+  (await app.pool.any(rawQuery(text, values))) as readonly any[]
 
 /** Statements that a process sends when they are due, independent of requests: the uses of keys, and which projects have quotas. */
 const DUE = /last_used_at|select distinct project_id from quotas/
@@ -20,7 +20,7 @@ export async function statementsOf(app: TestApp, work: () => Promise<unknown>): 
 
 /** Names and data of the events about a resource, oldest first. */
 export const eventsOf = async (app: TestApp, id: string): Promise<{ name: string; data: any }[]> =>
-  (await storedEvents(app.services.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
+  (await storedEvents(app.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
 
 export const problemCodes = (reply: { body: any }): string[] =>
   reply.body.error.meta.problems.map((problem: { code: string }) => problem.code)

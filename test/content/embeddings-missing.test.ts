@@ -15,18 +15,18 @@ const HOUR = 3_600_000
 const EMBEDDER = { EMBEDDING_PROVIDER: 'openai', EMBEDDING_MODEL: 'm', EMBEDDING_DIMENSIONS: String(DIMENSIONS) }
 
 const waits = async (app: TestApp, id: string) =>
-  (await app.services.pool.one(sql.unsafe`
+  (await app.pool.one(sql.unsafe`
     select embedded_chunks, embed_since is not null as waiting from documents where id = ${id}`)) as {
     embedded_chunks: number
     waiting: boolean
   }
 
 const refsOf = async (app: TestApp, documentId: string) =>
-  (await app.services.pool.anyFirst(sql.unsafe`
+  (await app.pool.anyFirst(sql.unsafe`
     select ref_id from knowledge_vectors where container_id = ${documentId} order by ref_id`)) as readonly string[]
 
 const chunksOf = async (app: TestApp, documentId: string) =>
-  (await app.services.pool.anyFirst(sql.unsafe`
+  (await app.pool.anyFirst(sql.unsafe`
     select id from document_chunks where document_id = ${documentId} order by id`)) as readonly string[]
 
 describe('vectors that are missing', () => {
@@ -203,8 +203,8 @@ describe('vectors that are missing', () => {
 
   it('of a text with nothing to embed are not waited for', async () => {
     const id = await create('zero')
-    await app.services.pool.query(sql.unsafe`delete from knowledge_vectors where container_id = ${id}`)
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`delete from knowledge_vectors where container_id = ${id}`)
+    await app.pool.query(sql.unsafe`
       update documents set embed_since = ${clock.now().toISOString()}::timestamptz, embedded_chunks = 0 where id = ${id}`)
     server.behave = call => ({ vectors: call.texts.map(() => new Array(DIMENSIONS).fill(0)) })
     await sweep()

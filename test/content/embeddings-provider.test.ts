@@ -314,7 +314,7 @@ describe('the embedding provider', () => {
         select (select count(*)::int from knowledge_vectors where container_id = d.id) as vectors,
           d.embed_since is not null as waits
         from documents d where d.id = ${body.id}`
-      assert.deepEqual({ ...((await app.services.pool.one(stored)) as object) }, { vectors: 0, waits: true })
+      assert.deepEqual({ ...((await app.pool.one(stored)) as object) }, { vectors: 0, waits: true })
     })
 
     it('fails the whole request when it fails one of its texts', async () => {

@@ -16,7 +16,7 @@ type Counts = { vectors: number; spaces: number; bytes: number; embedded: number
 
 /** How many vectors there are, of how many spaces, their length in bytes, and the chunks documents say are embedded. */
 const counts = async (app: TestApp): Promise<Counts> => ({
-  ...((await app.services.pool.one(sql.unsafe`
+  ...((await app.pool.one(sql.unsafe`
       select count(*)::int as vectors, count(distinct space_id)::int as spaces, max(length(vec)) as bytes,
         (select coalesce(sum(embedded_chunks), 0)::int from documents) as embedded
       from knowledge_vectors`)) as Counts),
@@ -95,7 +95,7 @@ describe('reindexing of embeddings', () => {
   it('uses the settings of the worker that started last, whichever worker runs it', async () => {
     await pages(3)
     const newer = await next({ ...local(128), KNOWLEDGE_TEXT_SEARCH_CONFIG: 'english' })
-    const configs = () => first.services.pool.anyFirst(sql.unsafe`select distinct tsv_config from document_chunks`)
+    const configs = () => first.pool.anyFirst(sql.unsafe`select distinct tsv_config from document_chunks`)
     await eventually(async () => (await pendingOf(newer.key)) === 0 && (await configs()).join() === 'english/2')
     const ended = { vectors: 3, spaces: 1, bytes: 512, embedded: 3 }
     // A worker without a model has nothing for documents to follow.
@@ -108,10 +108,10 @@ describe('reindexing of embeddings', () => {
     await reindexDocuments(old.services, handling)
     assert.deepEqual(await counts(first), ended)
     assert.deepEqual(await configs(), ['english/2'])
-    await first.services.pool.query(sql.unsafe`update documents set embed_since = now()`)
+    await first.pool.query(sql.unsafe`update documents set embed_since = now()`)
     await embedMissing(old.services, handling)
     assert.deepEqual(await counts(first), ended)
-    await first.services.pool.query(sql.unsafe`update documents set embed_since = null`)
+    await first.pool.query(sql.unsafe`update documents set embed_since = null`)
     // Rows written by the old settings meanwhile follows.
     await create(key, 'late')
     assert.deepEqual(await counts(first), { vectors: 4, spaces: 2, bytes: 512, embedded: 4 })
@@ -221,7 +221,7 @@ describe('reindexing of embeddings', () => {
     const working = sql.unsafe`
       select count(*) from pg_stat_activity
       where datname = current_database() and pid <> pg_backend_pid() and xact_start is not null`
-    await eventually(async () => (await first.services.pool.oneFirst(working)) === 0)
+    await eventually(async () => (await first.pool.oneFirst(working)) === 0)
     const { vectors } = await counts(first)
     assert.ok(vectors < 6000)
     const asked = server.calls.length

@@ -20,7 +20,7 @@ describe('files', () => {
   let key: Client
   let counter = 0
   const events = async (id: string) =>
-    (await storedEvents(app.services.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
+    (await storedEvents(app.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
   const record = (body: object = {}, caller = key) =>
     createdBy(caller, '/files', { filename: `r${++counter}.txt`, ...body })
   const stored = async (bytes = 'abc', fields: Record<string, string> = {}) => {
@@ -289,9 +289,9 @@ describe('files', () => {
         metadata: null,
         tags: {},
       })
-      const trace = await insertFile(app.services.pool, row('/.system/traces/trace_1.json'))
-      const message = await insertFile(app.services.pool, row('/.system/conversations/conv_1/doc_1.txt'))
-      await app.services.pool.query(sql.unsafe`
+      const trace = await insertFile(app.pool, row('/.system/traces/trace_1.json'))
+      const message = await insertFile(app.pool, row('/.system/conversations/conv_1/doc_1.txt'))
+      await app.pool.query(sql.unsafe`
         insert into documents (id, project_id, file_id, kind, status, filename, size, chunk_strategy)
         values (${newId('doc')}, ${id}, ${message.id}, 'message', 'ready', 'doc_1.txt', 0, 'whole')`)
       const own = (await key.post('/files', { filename: 'own' })).body
@@ -322,13 +322,13 @@ describe('files', () => {
       const { key, id } = await app.project()
       const other = await app.project()
       const fill = (project: string, prefix: string, files: number) =>
-        app.services.pool.query(sql.unsafe`
+        app.pool.query(sql.unsafe`
           insert into files (id, project_id, path, filename, created_at)
           select 'file_' || left(md5(${project} || n), 26), ${project}, ${prefix} || n, n::text, now() - make_interval(secs => n)
           from generate_series(1, ${files}::int) as n`)
       await fill(id, '/big/', 10_000)
       await fill(other.id, '/other/', 60_000)
-      await app.services.pool.query(sql.unsafe`analyze files`)
+      await app.pool.query(sql.unsafe`analyze files`)
       const list = await key.get('/files?path_prefix=/big&offset=9950&limit=50')
       assert.equal(list.body.total, 10_000)
       assert.equal(list.body.data.at(-1).filename, '10000')

@@ -73,7 +73,7 @@ describe('conversion of files', () => {
   const attemptIs = (id: string, state: string) =>
     eventually(async () => (await attempt(id))?.state === state, { what: `${id} being ${state}` })
   const attempt = (id: string) =>
-    app.services.pool.maybeOne(sql.unsafe`select * from ingestion_attempts where document_id = ${id}`) as Promise<{
+    app.pool.maybeOne(sql.unsafe`select * from ingestion_attempts where document_id = ${id}`) as Promise<{
       id: string
       state: string
     } | null>
@@ -324,7 +324,7 @@ describe('conversion of files', () => {
     const idle = await startApp()
     const other = await idle.project()
     const { body } = await other.key.post('/documents/ingest', { file_id: await upload(other.key, 'text') })
-    const attempt_id = await idle.services.pool.oneFirst(sql.unsafe`select id from ingestion_attempts`)
+    const attempt_id = await idle.pool.oneFirst(sql.unsafe`select id from ingestion_attempts`)
     const { token } = await signToken(idle.services, 'ingestion', body.id, { attempt_id }, 60)
     for (const early of [{ text: 'x' }, { status: 'failed', message: 'no' }])
       refuses(
@@ -382,7 +382,7 @@ describe('conversion of files', () => {
     const file_id = await upload(other.key, 'PNG', { content_type: 'image/png' })
     const { body } = await other.key.post('/documents/ingest', { file_id })
     const kept = sql.unsafe`select pages is not null from ingestion_attempts where document_id = ${body.id}`
-    await eventually(() => slow.services.pool.maybeOneFirst(kept))
+    await eventually(() => slow.pool.maybeOneFirst(kept))
     const { token } = tools.calls(answering)[0].input.callback
     for (const late of [{ text: 'posted' }, { status: 'failed', message: 'no' }])
       refuses(
@@ -397,16 +397,16 @@ describe('conversion of files', () => {
 
   it('does not call a tool again that has answered, when a later step fails', async () => {
     tools.answer(tool, { body: { pages: [{ text: 'answered once', page_number: 4 }] } })
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       create function refuse_chunks() returns trigger language plpgsql as
       $$ begin raise exception 'chunks are refused'; end $$`)
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       create trigger refuse_chunks before insert on document_chunks for each row execute function refuse_chunks()`)
     const calls = tools.calls(tool).length
     const { body } = await key.post('/documents/ingest', { file_id: await image() })
     const failures = sql.unsafe`select failures from ingestion_attempts where document_id = ${body.id}`
-    await eventually(async () => (await app.services.pool.maybeOneFirst(failures)) === 1)
-    await app.services.pool.query(sql.unsafe`drop trigger refuse_chunks on document_chunks`)
+    await eventually(async () => (await app.pool.maybeOneFirst(failures)) === 1)
+    await app.pool.query(sql.unsafe`drop trigger refuse_chunks on document_chunks`)
     await age(app, body.id, 10)
     await sweep(app)
     assert.equal((await settledStatus(key, body.id)).status, 'ready')
@@ -487,7 +487,7 @@ describe('conversion of files', () => {
     await age(app, id, 10)
     await sweep(app)
     assert.equal(
-      (await app.services.pool.oneFirst(sql.unsafe`select error ->> 'code' from documents where id = ${id}`)) as string,
+      (await app.pool.oneFirst(sql.unsafe`select error ->> 'code' from documents where id = ${id}`)) as string,
       'CONVERSION_TIMEOUT',
     )
     refuses(await post(id, token, { text: 'late' }), 409, 'INGESTION_CALLBACK_CONFLICT')
@@ -592,10 +592,10 @@ describe('conversion of files', () => {
     const live = sql.unsafe`select count(*) from ingestion_attempts where state <> 'awaiting'`
     await eventually(async () => {
       await Promise.all(callbacks)
-      await one.services.pool.query(sql.unsafe`
+      await one.pool.query(sql.unsafe`
         update ingestion_attempts set due_at = now() - interval '10 s' where state = 'awaiting'`)
       await sweep(one)
-      return (await one.services.pool.oneFirst(live)) === 0
+      return (await one.pool.oneFirst(live)) === 0
     })
     await sweep(one)
     assert.deepEqual(
@@ -603,7 +603,7 @@ describe('conversion of files', () => {
       [],
       seeded,
     )
-    const broken = await one.services.pool.any(sql.unsafe`
+    const broken = await one.pool.any(sql.unsafe`
       select d.id, d.status, d.error, d.chunk_count, d.embedded_chunks, c.*, v.* from documents d
       cross join lateral (select count(*) as chunks, coalesce(max(chunk_index) + 1, 0) as last from document_chunks
         where document_id = d.id) c
@@ -613,7 +613,7 @@ describe('conversion of files', () => {
         or (c.chunks > 0) <> (d.status = 'ready') or d.chunk_count <> c.chunks or d.embedded_chunks <> c.chunks
         or c.last <> c.chunks or v.vectors <> c.chunks or v.of_chunks <> c.chunks`)
     assert.deepEqual(broken, [], seeded)
-    assert.equal(await one.services.pool.oneFirst(sql.unsafe`select count(*) from ingestion_attempts`), 0)
+    assert.equal(await one.pool.oneFirst(sql.unsafe`select count(*) from ingestion_attempts`), 0)
     await two.close()
     await one.close()
   })

@@ -36,7 +36,7 @@ describe('ingestion rules', () => {
       )
   }
   const invalid = (reply: Reply, ...paths: string[]) => refuses(reply, 'INGESTION_RULE_VALIDATION_FAILED', ...paths)
-  const eventsOf = (id: string) => storedEvents(app.services.pool, { resource: id })
+  const eventsOf = (id: string) => storedEvents(app.pool, { resource: id })
 
   describe('as records', () => {
     it('show every field, with the defaults of those that were not given', async () => {

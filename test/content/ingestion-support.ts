@@ -48,11 +48,11 @@ export async function ingested(key: Client, fileId: string, fields: object = {})
 }
 
 /** Events of a document in their order. */
-export const eventsOf = (app: TestApp, id: string) => storedEvents(app.services.pool, { resource: id })
+export const eventsOf = (app: TestApp, id: string) => storedEvents(app.pool, { resource: id })
 
 /** The chunks of a document as they are stored. */
 export const chunksOf = async (app: TestApp, id: string) =>
-  (await app.services.pool.any(sql.unsafe`
+  (await app.pool.any(sql.unsafe`
     select chunk_index, page_number, char_start, char_end, content from document_chunks
     where document_id = ${id} order by chunk_index`)) as readonly {
     chunk_index: number
@@ -64,12 +64,12 @@ export const chunksOf = async (app: TestApp, id: string) =>
 
 /** Changes when a document's attempt was due or claimed, as if time had passed. */
 export const age = (app: TestApp, documentId: string, seconds: number) =>
-  app.services.pool.query(sql.unsafe`
+  app.pool.query(sql.unsafe`
     update ingestion_attempts set due_at = now() - ${seconds} * interval '1 s' where document_id = ${documentId}`)
 
 /** Changes the times of a running attempt and its message, as if its worker had been silent. */
 export const silence = (app: TestApp, documentId: string, seconds: number) =>
-  app.services.pool.query(sql.unsafe`
+  app.pool.query(sql.unsafe`
     with by as (select ${seconds} * interval '1 s' as long),
     running as (
       update ingestion_attempts set due_at = due_at - long from by

@@ -20,8 +20,7 @@ describe('ingestion', () => {
   const ingest = (fileId: string, fields: object = {}, query = '') =>
     key.post(`/documents/ingest${query}`, { file_id: fileId, ...fields })
   const again = (id: string, body?: object, query = '') => key.post(`/documents/${id}/ingest${query}`, body)
-  const attempts = async () =>
-    (await app.services.pool.oneFirst(sql.unsafe`select count(*) from ingestion_attempts`)) as number
+  const attempts = async () => (await app.pool.oneFirst(sql.unsafe`select count(*) from ingestion_attempts`)) as number
 
   describe('of a file', () => {
     it('answers 202 with a pending document and makes it ready', async () => {
@@ -236,7 +235,7 @@ describe('ingestion', () => {
       const file = await upload(key, big, { ...at, content_type: 'image/png' })
       await refused(ingest(file, { path_prefix: '/ordered' }, '?wait=true'), 400, 'UNSUPPORTED_FILE_TYPE')
       const typed = (type: string, id: string) =>
-        app.services.pool.query(sql.unsafe`update files set content_type = ${type} where id = ${id}`)
+        app.pool.query(sql.unsafe`update files set content_type = ${type} where id = ${id}`)
       await typed('text/plain', file)
       await refused(ingest(file, { path_prefix: '/ordered' }, '?wait=true'), 413, 'FILE_TOO_LARGE_FOR_SYNC')
       await refused(ingest(file, { path_prefix: '/ordered' }), 409, 'NAME_CONFLICT')
@@ -260,7 +259,7 @@ describe('ingestion', () => {
 
     it('for a file that the platform wrote', async () => {
       const file = await upload(key, 'trace')
-      await app.services.pool.query(sql.unsafe`update files set path = '/.system/traces/x.json' where id = ${file}`)
+      await app.pool.query(sql.unsafe`update files set path = '/.system/traces/x.json' where id = ${file}`)
       await refused(ingest(file), 400, 'VALIDATION_FAILED', 'RESERVED_PATH')
       await refused(ingest(file, { path_prefix: '/mine' }), 400, 'VALIDATION_FAILED', 'RESERVED_PATH')
     })
@@ -294,7 +293,7 @@ describe('ingestion', () => {
       const other = await app.project()
       const file = await upload(other.key, 'text')
       const ready = await ingested(other.key, await upload(other.key, 'other text'))
-      await app.services.pool.query(sql.unsafe`
+      await app.pool.query(sql.unsafe`
         insert into storage_snapshots (project_id, day, bytes, chunk_count) values (${other.id}, '2026-01-01', 100, 0)`)
       const quota = await app.admin.post('/quotas', {
         project_id: other.id,
@@ -469,7 +468,7 @@ describe('ingestion', () => {
 
     it('because its bytes are lost records RESOURCE_NOT_FOUND', async () => {
       const file = await upload(key, 'lost soon')
-      await app.services.pool.query(sql.unsafe`
+      await app.pool.query(sql.unsafe`
         update files set location = gen_random_uuid()::text where id = ${file}`)
       const document = await ingested(key, file)
       assert.deepEqual([document.status, document.error.code], ['failed', 'RESOURCE_NOT_FOUND'])
@@ -477,20 +476,20 @@ describe('ingestion', () => {
 
     it('because its backend is not set up records FILE_STORAGE_MISCONFIGURED, without another try', async () => {
       const file = await upload(key, 'elsewhere')
-      await app.services.pool.query(sql.unsafe`update files set storage = 's3', location = 'x' where id = ${file}`)
+      await app.pool.query(sql.unsafe`update files set storage = 's3', location = 'x' where id = ${file}`)
       const document = await ingested(key, file)
       assert.deepEqual([document.status, document.error.code], ['failed', 'FILE_STORAGE_MISCONFIGURED'])
     })
 
     it('can be tried again', async () => {
       const file = await upload(key, 'found again')
-      const [{ location }] = (await app.services.pool.any(
-        sql.unsafe`select location from files where id = ${file}`,
-      )) as { location: string }[]
-      await app.services.pool.query(sql.unsafe`update files set location = gen_random_uuid()::text where id = ${file}`)
+      const [{ location }] = (await app.pool.any(sql.unsafe`select location from files where id = ${file}`)) as {
+        location: string
+      }[]
+      await app.pool.query(sql.unsafe`update files set location = gen_random_uuid()::text where id = ${file}`)
       const document = await ingested(key, file)
       assert.equal(document.status, 'failed')
-      await app.services.pool.query(sql.unsafe`update files set location = ${location} where id = ${file}`)
+      await app.pool.query(sql.unsafe`update files set location = ${location} where id = ${file}`)
       const { status, body } = await again(document.id)
       assert.deepEqual([status, body.status, body.error], [202, 'pending', null])
       assert.equal((await settledStatus(key, document.id)).status, 'ready')
@@ -555,7 +554,7 @@ describe('ingestion', () => {
       assert.deepEqual([document.status, document.chunk_count], ['ready', 1])
       assert.equal((await other.key.get(`/documents/${document.id}/status`)).body.embedded_chunks, 0)
       const waits = sql.unsafe`select embed_since is not null from documents where id = ${document.id}`
-      assert.equal(await down.services.pool.oneFirst(waits), true)
+      assert.equal(await down.pool.oneFirst(waits), true)
       await down.close()
     })
 
@@ -608,14 +607,14 @@ describe('ingestion', () => {
       const other = await idle.project()
       const { body } = await other.key.post('/documents/ingest', { file_id: await upload(other.key, 'text') })
       const attempt = () =>
-        idle.services.pool.one(sql.unsafe`select * from ingestion_attempts where document_id = ${body.id}`) as Promise<
+        idle.pool.one(sql.unsafe`select * from ingestion_attempts where document_id = ${body.id}`) as Promise<
           Record<string, unknown>
         >
       const { id } = await attempt()
-      await idle.services.pool.query(sql.unsafe`
+      await idle.pool.query(sql.unsafe`
         update ingestion_attempts set state = 'running', claims = 2, losses = 2, failures = 2, pages = '[]',
           principal = '{}', allow_deferral = false, due_at = now() + interval '1 hour', trace_context = 'before'`)
-      await idle.services.pool.query(sql.unsafe`
+      await idle.pool.query(sql.unsafe`
         update documents set status = 'processing', chunk_count = 5, embedded_chunks = 4, total_chunks = 9,
           total_pages = 3, embed_since = now()`)
       assert.equal((await other.key.post(`/documents/${body.id}/ingest`)).status, 202)
@@ -645,7 +644,7 @@ describe('ingestion', () => {
         error: null,
       })
       const waits = sql.unsafe`select embed_since from documents where id = ${body.id}`
-      assert.equal(await idle.services.pool.oneFirst(waits), null)
+      assert.equal(await idle.pool.oneFirst(waits), null)
       await idle.close()
     })
 
@@ -694,7 +693,7 @@ describe('ingestion', () => {
       const file = await upload(key, 'old words')
       const document = await ingested(key, file)
       const other = await upload(key, 'new words')
-      await app.services.pool.query(sql.unsafe`
+      await app.pool.query(sql.unsafe`
         update files f set location = o.location, size = o.size, sha256 = o.sha256 from files o
         where f.id = ${file} and o.id = ${other}`)
       await again(document.id)
@@ -724,10 +723,10 @@ describe('ingestion', () => {
       assert.equal((await key.post(`/documents/${document.id}/withdraw`)).status, 200)
       refuses(await again(document.id), 400, 'VALIDATION_FAILED')
       const message = await ingested(key, await upload(key, 'message soon'))
-      await app.services.pool.query(sql.unsafe`update documents set kind = 'message' where id = ${message.id}`)
+      await app.pool.query(sql.unsafe`update documents set kind = 'message' where id = ${message.id}`)
       refuses(await again(message.id), 400, 'VALIDATION_FAILED', 'RESERVED_PATH')
       const reserved = await ingested(key, await upload(key, 'reserved soon'))
-      await app.services.pool.query(
+      await app.pool.query(
         sql.unsafe`update documents set path = '/.system/conversations/c/d.txt' where id = ${reserved.id}`,
       )
       refuses(await again(reserved.id), 400, 'VALIDATION_FAILED', 'RESERVED_PATH')
@@ -749,7 +748,7 @@ describe('ingestion', () => {
       const big = await ingested(key, await upload(key, 'y'.repeat(4001)))
       refuses(await again(big.id, undefined, '?wait=true'), 413, 'FILE_TOO_LARGE_FOR_SYNC')
       assert.equal((await key.get(`/documents/${big.id}`)).body.status, 'ready')
-      await app.services.pool.query(sql.unsafe`update files set content_type = 'image/png' where id = ${big.file_id}`)
+      await app.pool.query(sql.unsafe`update files set content_type = 'image/png' where id = ${big.file_id}`)
       refuses(await again(big.id), 400, 'UNSUPPORTED_FILE_TYPE')
     })
   })
@@ -791,7 +790,7 @@ describe('ingestion', () => {
       const waiting = other.key.post('/documents/ingest?wait=true', { file_id: file })
       await eventually(async () => (await other.key.get('/documents')).body.total === 1)
       await sleep(200)
-      const open = await idle.services.pool.oneFirst(sql.unsafe`
+      const open = await idle.pool.oneFirst(sql.unsafe`
         select count(*) from pg_stat_activity
         where datname = current_database() and state like 'idle in transaction%'`)
       assert.equal(open, 0)
@@ -837,7 +836,7 @@ describe('ingestion', () => {
         env: { WORKER_CONCURRENCY: '1' },
       })
       await eventually(async () => (await other.key.get('/documents?status=ready')).body.total === 4)
-      const first = await idle.services.pool.oneFirst(sql.unsafe`
+      const first = await idle.pool.oneFirst(sql.unsafe`
         select resource_id from events where name = 'documents.ingested' order by created_at, id limit 1`)
       assert.equal(first, body.id)
       await worker.close()

@@ -109,7 +109,7 @@ describe('metadata filters', () => {
   })
 
   it('finds equality in the index of metadata', async () => {
-    const { pool } = app.services
+    const { pool } = app
     const many = await app.project()
     await pool.query(sql.unsafe`
       with files as (

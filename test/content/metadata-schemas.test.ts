@@ -10,7 +10,7 @@ describe('metadata schemas', () => {
   const unknown = 'mdschema_00000000000000000000000000'
   const quarterly = { type: 'object', required: ['quarter'], properties: { quarter: { enum: ['Q1', 'Q2'] } } }
   const events = async (id: string) =>
-    (await storedEvents(app.services.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
+    (await storedEvents(app.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
   const declare = (fields: object = {}, key = project.key) =>
     key.post('/metadata-schemas', { resource_type: 'document', path_prefix: '/reports', schema: quarterly, ...fields })
   const declared = async (fields: object = {}) => {

@@ -39,7 +39,7 @@ describe('muster reprocess', function () {
   const create = async (content: string, key = project.key) =>
     (await createdBy(key, '/documents', { content })).id as string
   const vectors = async (id: string) =>
-    (await app.services.pool.anyFirst(sql.unsafe`
+    (await app.pool.anyFirst(sql.unsafe`
       select encode(vec, 'hex') from knowledge_vectors where container_id = ${id} order by segment`)) as readonly string[]
 
   it('is described in the documentation', async () => {
@@ -141,7 +141,7 @@ describe('muster reprocess', function () {
     const made = await key.post('/documents/ingest?wait=true', { file_id: rule.body.id })
     assert.equal(made.body.status, 'failed')
     // A type that nothing reads: the rule that once did is gone.
-    await app.services.pool.query(sql.unsafe`update files set content_type = 'image/png' where id = ${rule.body.id}`)
+    await app.pool.query(sql.unsafe`update files set content_type = 'image/png' where id = ${rule.body.id}`)
     const done = await json(['ingestions'])
     assert.deepEqual(done.refused, [{ id: made.body.id, code: 'UNSUPPORTED_FILE_TYPE' }])
     assert.equal(done.queued, 0)

@@ -56,7 +56,7 @@ describe('writes of metadata whose schema waits for a thread', function () {
     })
     let longest = 0
     while (!areWritten) {
-      const { rows } = await app.services.pool.query(
+      const { rows } = await app.pool.query(
         rawQuery(`
           select coalesce(max(extract(epoch from clock_timestamp() - state_change)), 0)::float as seconds
           from pg_stat_activity where datname = current_database() and state = 'idle in transaction'`),
@@ -75,7 +75,7 @@ describe('writes of metadata whose schema waits for a thread', function () {
     assert.ok(longest < 0.5, `a transaction was idle for ${longest} s`)
     for (const { body } of [replies[1], replies[4]])
       assert.match(body.error.message, /^metadata violates the schema of '\/'/)
-    const { rows } = await app.services.pool.query(
+    const { rows } = await app.pool.query(
       rawQuery(`select detail from audit_entries where action = 'documents:IngestDocument'`),
     )
     assert.deepEqual(

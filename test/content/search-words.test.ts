@@ -201,7 +201,7 @@ describe('search by words', () => {
     })
     it('of an ingestion rule takes precedence, and is kept when the text changes', async () => {
       const { id, key } = await project([], { search_language: 'german' })
-      const tool = await toolKind.insert(app.services.pool, { project_id: id, name: 'converter', type: 'http' })
+      const tool = await toolKind.insert(app.pool, { project_id: id, name: 'converter', type: 'http' })
       const rule = { content_type_glob: 'text/*', tool_id: tool.id, search_language: 'english' }
       refuses(
         await key.post('/ingestion-rules', { ...rule, search_language: 'klingon' }),
@@ -275,7 +275,7 @@ describe('search by words', () => {
   it('finds texts whose words have an earlier format, and rebuilds them', async () => {
     const texts = ['Order the running PPR-9087', '我们支持七天内无理由退款']
     const { id, key } = await project(texts)
-    const { pool } = app.services
+    const { pool } = app
     await pool.query(sql.unsafe`
       update document_chunks set tsv = to_tsvector('simple', content) || array_to_tsvector(array['~p' || project_id]), tsv_config = 'simple'
       where project_id = ${id}`)

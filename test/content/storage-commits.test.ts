@@ -12,7 +12,7 @@ describe('commits of uploaded bytes', () => {
     url.searchParams.set('options', '-c synchronous_commit=on')
     const web = await runWeb(url.href, { FILE_BLOB_CHUNK_BYTES: '65536' })
     try {
-      const run = (text: string) => app.services.pool.any(rawQuery(text))
+      const run = (text: string) => app.pool.any(rawQuery(text))
       await run('create table commits (source text, waits text)')
       await run(`create function note() returns trigger language plpgsql as $$ begin
         insert into commits values (tg_table_name, current_setting('synchronous_commit')); return null; end $$`)
@@ -40,7 +40,7 @@ describe('commits of uploaded bytes', () => {
     it(`refuse bytes of which ${what} was lost with the server while the rest arrived`, async () => {
       const app = await startApp({ env: { FILE_BLOB_CHUNK_BYTES: '1024' } })
       try {
-        const run = (text: string) => app.services.pool.any(rawQuery(text))
+        const run = (text: string) => app.pool.any(rawQuery(text))
         const { key } = await app.project()
         const { head, tail, type } = handmade('cut')
         async function* pieces() {

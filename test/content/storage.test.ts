@@ -29,7 +29,7 @@ const never = new AbortController().signal
 const rowsOf =
   (app: TestApp) =>
   async (text: string, values: unknown[] = []): Promise<readonly any[]> =>
-    (await app.services.pool.any(rawQuery(text, values))) as readonly any[]
+    (await app.pool.any(rawQuery(text, values))) as readonly any[]
 
 const jobs = (app: TestApp, queue: string) =>
   rowsOf(app)('select data, start_after > now() as later, state from pgboss.job where name = $1 order by created_on', [

@@ -13,7 +13,7 @@ describe('uploads as base64 in JSON, read as they arrive', () => {
   )
   const key = forSuite(async () => (await app.project()).key)
   afterEach(async () => {
-    const staged = await app.services.pool.any(rawQuery("select id from file_blobs where state = 'staging'"))
+    const staged = await app.pool.any(rawQuery("select id from file_blobs where state = 'staging'"))
     assert.deepEqual(staged, [])
   })
 

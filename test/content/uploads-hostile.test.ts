@@ -512,7 +512,7 @@ describe('uploads of clients that are slow, broken or hostile', function () {
 
     it('give the bytes that took the place of those a reader was about to get', async () => {
       const made = (await upload(app.url, key, { bytes: 'old', name: 'swapped.txt' })).body
-      const before = await fileKind.find(app.services.pool, made.id)
+      const before = await fileKind.find(app.pool, made.id)
       assert.ok(before)
       const put = await sendForm(app.url, key.token, `/files/${made.id}/content`, formOf([{ bytes: 'newer' }]), {
         method: 'PUT',

@@ -62,7 +62,7 @@ describe('uploads', () => {
       const got = await download(app.url, key.token, made.body.id)
       assert.equal(got.bytes.toString(), 'abc')
       assert.match(got.headers.get('content-disposition') as string, /^attachment/)
-      const [event] = await storedEvents(app.services.pool, { resource: made.body.id })
+      const [event] = await storedEvents(app.pool, { resource: made.body.id })
       assert.equal(event.name, 'files.created')
       assert.deepEqual(event.data, made.body)
       const [entry] = await app.rows('select action, status from audit_entries where resource_public_id = $1', [

@@ -164,7 +164,7 @@ describe('vectors in the database', () => {
   const scattered = () => unit(Float32Array.from({ length: DIMENSIONS }, normal))
   const row = (ref_id: string, vector: Float32Array, more?: Partial<NewVector>) =>
     vectorOf({ project, space }, ref_id, vector, more)
-  const insert = (...all: NewVector[]) => insertVectors(app.services.pool, all)
+  const insert = (...all: NewVector[]) => insertVectors(app.pool, all)
   const near = (vector: Float32Array, more?: object) => nearestTo(app.services, { project, space }, vector, more)
   const newSpace = async (dimensions: number) => {
     const [{ id }] = await app.rows(
@@ -294,12 +294,12 @@ describe('vectors in the database', () => {
   it('are removed by container or by row', async () => {
     const vector = scattered()
     await insert(row('a', vector), row('b', vector), row('c', vector, { container_id: 'doc_c' }))
-    await removeVectors(app.services.pool, { source: VECTOR_SOURCES.document, ref_ids: ['a'] })
+    await removeVectors(app.pool, { source: VECTOR_SOURCES.document, ref_ids: ['a'] })
     assert.deepEqual(
       (await near(vector)).map(({ ref_id }) => ref_id),
       ['b', 'c'],
     )
-    await removeVectors(app.services.pool, { container_id: 'doc_c' })
+    await removeVectors(app.pool, { container_id: 'doc_c' })
     assert.deepEqual(
       (await near(vector)).map(({ ref_id }) => ref_id),
       ['b'],
@@ -308,7 +308,7 @@ describe('vectors in the database', () => {
   it('are read from the index alone, and only the candidates from the table', async () => {
     for (let at = 0; at < 3000; at += 500)
       await insert(...Array.from({ length: 500 }, (_, index) => row(`r${at + index}`, scattered())))
-    await app.services.pool.query(rawQuery('vacuum analyze knowledge_vectors'))
+    await app.pool.query(rawQuery('vacuum analyze knowledge_vectors'))
     app.statements.length = 0
     await near(scattered())
     const scan = app.statements.find(text => text.includes('bit_count')) as string

@@ -35,9 +35,7 @@ describe('the audit log', () => {
   const entriesOf = async (projectId: string, query = ''): Promise<AuditEntry[]> =>
     (await app.admin.get(`/audit-log?project_id=${projectId}&limit=200${query}`)).body.data
   const rows = async (projectId: string) =>
-    Number(
-      await app.services.pool.oneFirst(sql.unsafe`select count(*) from audit_entries where project_id = ${projectId}`),
-    )
+    Number(await app.pool.oneFirst(sql.unsafe`select count(*) from audit_entries where project_id = ${projectId}`))
 
   /** Adds entries as the database would hold them, `count` of them a second apart from `start` on. */
   async function backfill(
@@ -145,16 +143,16 @@ describe('the audit log', () => {
     })
 
     it('a request without a credential adds nothing', async () => {
-      const before = await app.services.pool.oneFirst(sql.unsafe`select count(*) from audit_entries`)
+      const before = await app.pool.oneFirst(sql.unsafe`select count(*) from audit_entries`)
       assert.equal((await app.anonymous.post('/quotas', {})).status, 401)
-      assert.equal(await app.services.pool.oneFirst(sql.unsafe`select count(*) from audit_entries`), before)
+      assert.equal(await app.pool.oneFirst(sql.unsafe`select count(*) from audit_entries`), before)
     })
 
     it('every entry of a project emits audit_entries.created, which adds no entry', async () => {
       const project = await app.project()
       await quota(project.id)
       const entries = await entriesOf(project.id)
-      const events = await storedEvents(app.services.pool, { project: project.id, name: 'audit_entries.created' })
+      const events = await storedEvents(app.pool, { project: project.id, name: 'audit_entries.created' })
       assert.deepEqual(events.map(({ data }) => data).reverse(), entries)
     })
   })
@@ -341,15 +339,15 @@ describe('the audit log', () => {
       ])
       assert.equal((await stranger.get(`/quotas/${id}`)).status, 403)
       const refused = await eventually(async () => {
-        const found = await app.services.pool.anyFirst(sql.unsafe`
+        const found = await app.pool.anyFirst(sql.unsafe`
           select status from audit_entries where project_id = ${project.id} and principal_id = ${stranger.id}`)
         return found.length > 0 && found
       })
       assert.deepEqual(refused, [403])
-      const lists = await app.services.pool.oneFirst(sql.unsafe`
+      const lists = await app.pool.oneFirst(sql.unsafe`
         select count(*) from audit_entries where project_id = ${project.id} and action = 'quotas:ListQuotas'`)
       assert.equal(lists, 1)
-      const named = await app.services.pool.oneFirst(sql.unsafe`
+      const named = await app.pool.oneFirst(sql.unsafe`
         select count(*) from audit_entries where project_id is null and action = 'quotas:ListQuotas'`)
       assert.equal(named, 0)
 
@@ -390,7 +388,7 @@ describe('the audit log', () => {
       assert.equal((await dropped()) - droppedBefore, 15)
       await reads.close()
       assert.equal(await rows(project.id), before + 10)
-      const events = await storedEvents(app.services.pool, { project: project.id, name: 'audit_entries.created' })
+      const events = await storedEvents(app.pool, { project: project.id, name: 'audit_entries.created' })
       assert.equal(events.filter(({ data }) => data.principal_id === 'user_reading').length, 10)
     })
 
@@ -441,7 +439,7 @@ describe('the audit log', () => {
       }
 
     const seals = async (chain: string) =>
-      (await app.services.pool.one(sql.unsafe`
+      (await app.pool.one(sql.unsafe`
         select count(*) as batches, coalesce(sum(count), 0)::int8 as entries from audit_seal_batches where chain = ${chain}`)) as {
         batches: number
         entries: number
@@ -485,14 +483,14 @@ describe('the audit log', () => {
       await quota(project.id)
       await eventually(
         async () =>
-          (await app.services.pool.oneFirst(sql.unsafe`
+          (await app.pool.oneFirst(sql.unsafe`
             select sum(count)::int8 from audit_seal_batches where chain = ${project.id}`)) === (await rows(project.id)),
         { every: 200 },
       )
     })
 
     it('is sealed by the sweep, without messages, while nothing is written', async () => {
-      const { pool } = app.services
+      const { pool } = app
       const read = (value: ReturnType<typeof sql.fragment>) => pool.oneFirst(sql.unsafe`select ${value}`)
       const unsealed = sql.fragment`(select count(*) from audit_entries t
         where not exists (select from audit_seal_batches b where t.id = any(b.entry_ids)))`
@@ -541,7 +539,7 @@ describe('the audit log', () => {
       const before = await seals(project.id)
       assert.ok(before.batches >= 12)
       const all = await verify(project.id)
-      const hashAt = () => findSealHash(app.services.pool, project.id, 33)
+      const hashAt = () => findSealHash(app.pool, project.id, 33)
       const hash = await hashAt()
       await mergeSeals(app.services)
       const after = await seals(project.id)
@@ -660,7 +658,7 @@ describe('the audit log', () => {
       const asked = Array.from({ length: 24 }, () => project.key.get('/audit-log/verify'))
       await eventually(() => sealing(quiet, from) > 0)
       for (let round = 0; round < 20; round++) assert.equal((await other.key.get(`/projects/${other.id}`)).status, 200)
-      const waiting = await quiet.services.pool.oneFirst(sql.unsafe`
+      const waiting = await quiet.pool.oneFirst(sql.unsafe`
         select count(*) from pg_stat_activity where datname = current_database() and wait_event = 'advisory'`)
       await release()
       assert.equal(waiting, 0)
@@ -716,7 +714,7 @@ describe('the audit log', () => {
           .get('/audit-log/verify')
           .catch(() => {})
         await eventually(() =>
-          quiet.services.pool.exists(sql.unsafe`select 1 from audit_verifications where chain = ${project.id}`),
+          quiet.pool.exists(sql.unsafe`select 1 from audit_verifications where chain = ${project.id}`),
         )
       } finally {
         await process.kill()
@@ -741,9 +739,7 @@ describe('the audit log', () => {
       await Promise.all(asked)
       await eventually(
         async () =>
-          !(await quiet.services.pool.exists(
-            sql.unsafe`select 1 from audit_verifications where chain = ${project.id}`,
-          )),
+          !(await quiet.pool.exists(sql.unsafe`select 1 from audit_verifications where chain = ${project.id}`)),
       )
       await release()
       assert.equal(pages(quiet, from), 0)
@@ -756,7 +752,7 @@ describe('the audit log', () => {
       assert.deepEqual(await verify('?after=100&max_entries=300'), intact(400))
       assert.deepEqual(await verify('?after=400'), intact(602))
       assert.deepEqual(await verify('?after=602'), intact(602))
-      const broken = await quiet.services.pool.oneFirst(
+      const broken = await quiet.pool.oneFirst(
         sql.unsafe`
           select entry_ids[200 - position + count] from audit_seal_batches
           where chain = ${project.id} and position >= 200 order by position limit 1`,
@@ -922,7 +918,7 @@ describe('the audit log', () => {
     })
 
     it('of kept answers and failed logins deletes in batches, until the worker stops', async () => {
-      const { pool } = app.services
+      const { pool } = app
       await pool.query(sql.unsafe`
         insert into idempotency_keys (credential_id, path, key, request_hash, created_at)
         select 'many', '/', n, '', now() - interval '3 days' from generate_series(1, 10001) n`)

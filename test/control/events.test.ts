@@ -205,7 +205,7 @@ describe('events', () => {
     const id = await hook(['secrets.*'])
     await pause()
     const [event] = (await events(`&resource_id=${made.id}`)).data
-    await app.services.pool.query(sql.unsafe`update events set dispatched_at = null where id = ${event.id}`)
+    await app.pool.query(sql.unsafe`update events set dispatched_at = null where id = ${event.id}`)
     await dispatchEvents(app.services, { ids: [event.id] })
     assert.deepEqual(await allDeliveries(id), [])
   })
@@ -216,7 +216,7 @@ describe('events', () => {
     await eventually(() => receiver.requests.length === 1)
     const [event] = (await events(`&resource_id=${made.id}`)).data
     assert.deepEqual(await dispatchEvents(app.services, { ids: [event.id] }), { events: 0, targets: [] })
-    await app.services.pool.query(sql.unsafe`update events set dispatched_at = null where id = ${event.id}`)
+    await app.pool.query(sql.unsafe`update events set dispatched_at = null where id = ${event.id}`)
     assert.deepEqual(await dispatchEvents(app.services, { ids: [event.id] }), { events: 1, targets: [] })
     await app.services.queues.send([{ queue: eventDispatchQueue, data: { event_id: event.id } }])
     await pause()
@@ -229,7 +229,7 @@ describe('events', () => {
     await emit('agents.updated', { id: 'agent_00000000000000000000000001' })
     await eventually(() => receiver.requests.length === 1)
     const [event] = (await events('&event=agents.updated')).data
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       with gone as (delete from webhook_deliveries where webhook_id = ${id})
       update events set dispatched_at = null, dispatch_deferred = true where id = ${event.id}`)
     await pause()
@@ -241,7 +241,7 @@ describe('events', () => {
 
   it('that cannot be dispatched are retried alone, and delay no other', async () => {
     await hook(['agents.*', 'generations.*'])
-    const { pool } = app.services
+    const { pool } = app
     await pool.query(sql.unsafe`
       create function refuse_delivery() returns trigger language plpgsql as 'begin raise exception ''refused''; end'`)
     await pool.query(sql.unsafe`
@@ -296,9 +296,7 @@ describe('events', () => {
     await emit('agents.updated', { id: 'agent_00000000000000000000000002', name })
     const request = await eventually(() => receiver.requests[0])
     assert.equal(request.event.data.name, name)
-    const stored = await app.services.pool.oneFirst(
-      sql.unsafe`select envelope from events where id = ${request.event.id}`,
-    )
+    const stored = await app.pool.oneFirst(sql.unsafe`select envelope from events where id = ${request.event.id}`)
     assert.equal(request.body, stored)
   })
 
@@ -348,7 +346,7 @@ describe('events', () => {
     it('are denied to one webhook by a document that does not parse, and delivered to the others', async () => {
       const broken = await gated([{ effect: 'Allow', action: ['*'] }], ['secrets.*'])
       const well = await hook(['secrets.*'])
-      await app.services.pool.query(sql.unsafe`
+      await app.pool.query(sql.unsafe`
         update policies set document = '{"statement": "everything"}' where id = (select policy_id from webhooks where id = ${broken})`)
       await makeSecret()
       await eventually(async () => (await allDeliveries(well)).length === 1)
@@ -418,7 +416,7 @@ describe('events', () => {
         await app.services.write(async tx => emitNamed(tx, 'agents.updated', project, { id, name } as { id: string }))
         made.push(id)
       }
-      const stored = await app.services.pool.any(sql.unsafe`
+      const stored = await app.pool.any(sql.unsafe`
         select envelope is null as compressed, octet_length(packed) as bytes from events
         where project_id = ${project} and name = 'agents.updated' order by id`)
       assert.deepEqual(
@@ -431,7 +429,7 @@ describe('events', () => {
         data.map((event: any) => event.data.name),
         names.toReversed(),
       )
-      const texts = (await storedEvents(app.services.pool, { project, name: 'agents.updated' })).map(({ text }) => text)
+      const texts = (await storedEvents(app.pool, { project, name: 'agents.updated' })).map(({ text }) => text)
       const id = await hook(['none.such'])
       for (const event of data.toReversed())
         assert.equal((await app.admin.post(`/events/${event.id}/redispatch`, { webhook_id: id })).status, 202)
@@ -445,9 +443,9 @@ describe('events', () => {
       const maker = 'proj_01m85swewza0cs7wc3vxhh3gd6'
       const packed = 'Aqsm0m54jwB9fIBER5EynIDb1RgdB8LqSXQndEggOTEnB1zL03g0AzWhYk8pBlHoCRinOmJTXi0A'
       // The dictionary takes the id of the project from the row: the project for which it was packed.
-      await app.services.pool.query(sql.unsafe`
+      await app.pool.query(sql.unsafe`
         insert into projects (id, name) select ${maker}, name from projects where id = ${other}`)
-      await app.services.pool.query(sql.unsafe`
+      await app.pool.query(sql.unsafe`
         insert into events (id, project_id, name, resource_type, resource_id, packed, created_at, dispatched_at)
         values (${id}, ${maker}, 'actors.created', 'actor', ${resource}, decode(${packed}, 'base64'), '2026-11-24T03:34:10.756Z', now())`)
       const { data } = (await app.admin.get(`/events?project_id=${maker}&event=actors.created`)).body
@@ -548,9 +546,9 @@ describe('retention', () => {
     const queued = (await app.admin.post(`/webhook-deliveries/${done.id}/redeliver`)).body.id
     await eventually(() => receiver.requests.length === 2)
     await eventually(async () => (await list()).every((row: any) => row.status === 'completed'))
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       update webhook_deliveries set status = 'queued', next_attempt_at = now() + interval '1 day' where id = ${queued}`)
-    const undispatched = (await app.services.pool.oneFirst(
+    const undispatched = (await app.pool.oneFirst(
       sql.unsafe`update events set dispatched_at = null, dispatch_deferred = true
         where id = (select id from events where project_id = ${id} order by id limit 1) returning id`,
     )) as string
@@ -561,7 +559,7 @@ describe('retention', () => {
     assert.equal(await pruneDeliveries(app.services), 0)
     assert.ok((await pruneEvents(app.services)) > 0)
     const ids = (table: 'events' | 'webhook_deliveries') =>
-      app.services.pool.anyFirst(sql.unsafe`select id from ${sql.identifier([table])} where project_id = ${id}`)
+      app.pool.anyFirst(sql.unsafe`select id from ${sql.identifier([table])} where project_id = ${id}`)
     assert.deepEqual(await ids('events'), [undispatched])
     clock.advance(10 * 86_400_000)
     assert.equal(await pruneDeliveries(app.services), 1)

@@ -36,7 +36,7 @@ describe('exceptions', () => {
     })
   const manual = async (more: object = {}, as: Client = project.key) =>
     await as.post('/exceptions', { title: 'look', ...more })
-  const events = (name: string) => storedEvents(app.services.pool, { project: project.id, name })
+  const events = (name: string) => storedEvents(app.pool, { project: project.id, name })
   const refused = ({ status, body }: Reply, expected: number, code: string) =>
     assert.deepEqual([status, body.error?.code], [expected, code], JSON.stringify(body))
 

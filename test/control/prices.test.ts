@@ -97,7 +97,7 @@ describe('prices', () => {
     ok(await own([row({ model, unit_price: 9, effective_from: soon })]))
     await eventually(async () => (await used()).cost_usd > 1, { what: 'the later price' })
     assert.deepEqual(await shown(), before)
-    await assert.rejects(app.services.pool.query(voidStatement`update usage_events set cost_usd = 0`))
+    await assert.rejects(app.pool.query(voidStatement`update usage_events set cost_usd = 0`))
   })
 
   it('are of the provider before the project, and of the project before all', async () => {

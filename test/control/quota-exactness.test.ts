@@ -54,7 +54,7 @@ describe('requests quotas over several web processes', () => {
       limit,
     })
     for (const each of clients) await known(each, body.id)
-    await app.services.pool.query(sql.unsafe`delete from quota_counters where quota_id = ${body.id}`)
+    await app.pool.query(sql.unsafe`delete from quota_counters where quota_id = ${body.id}`)
     return { project, clients, id: body.id as string }
   }
 
@@ -73,7 +73,7 @@ describe('requests quotas over several web processes', () => {
     assert.equal(replies.filter(({ status }) => status === 200).length, 100)
     assert.equal(replies.filter(({ status }) => status === 429).length, 400)
     assert.equal(await count(id), 500)
-    const fired = await app.services.pool.oneFirst(sql.unsafe`
+    const fired = await app.pool.oneFirst(sql.unsafe`
       select count(*) from events where project_id = ${project.id} and name = 'quota.exceeded'`)
     assert.equal(fired, 1)
   })

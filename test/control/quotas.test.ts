@@ -35,15 +35,13 @@ describe('quotas', () => {
 
   /** Events of a project by name, oldest first, as their envelopes. */
   const events = async (projectId: string, name: string) =>
-    (await storedEvents(app.services.pool, { project: projectId, name })).map(({ envelope }) => envelope)
+    (await storedEvents(app.pool, { project: projectId, name })).map(({ envelope }) => envelope)
 
   const monitored = async (projectId: string) =>
     (await app.admin.get(`/audit-log?project_id=${projectId}&action=quotas:MonitorBreach`)).body.data
 
   const counters = async (quotaId: string) =>
-    Number(
-      await app.services.pool.oneFirst(sql.unsafe`select count(*) from quota_counters where quota_id = ${quotaId}`),
-    )
+    Number(await app.pool.oneFirst(sql.unsafe`select count(*) from quota_counters where quota_id = ${quotaId}`))
 
   const advanceToNextMinute = () => clock.set(new Date((Math.floor(clock.now().getTime() / 60_000) + 1) * 60_000 + 500))
 
@@ -453,7 +451,7 @@ describe('quotas', () => {
         const project = await app.project()
         await quotas.count(caller, project.id)
         // A change that announces nothing, as a change made while the connection is down.
-        await app.services.pool.query(sql.unsafe`
+        await app.pool.query(sql.unsafe`
           insert into quotas (id, project_id, scope, metric, "window", "limit", mode)
           values ('quota_0000000000000000000000silent', ${project.id}, 'project', 'requests', 'rolling_1h', 1, 'enforce')`)
         await quotas.count(caller, project.id)

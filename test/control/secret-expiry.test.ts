@@ -39,7 +39,7 @@ describe('secrets that expire', () => {
     assert.equal(valued.body.expires_at, '2099-05-02T00:00:00.000Z')
     for (const expires_at of ['soon', 5, '2099-02-30'])
       assert.equal((await project.key.patch(`/secrets/${made.id}`, { expires_at })).status, 400)
-    const updated = await storedEvents(app.services.pool, { resource: made.id, name: 'secrets.updated' })
+    const updated = await storedEvents(app.pool, { resource: made.id, name: 'secrets.updated' })
     assert.deepEqual(
       updated.map(({ data }) => data.expires_at),
       [null, '2099-05-02T00:00:00.000Z', '2099-05-02T00:00:00.000Z'],

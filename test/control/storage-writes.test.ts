@@ -11,7 +11,7 @@ describe('writes under a storage quota', () => {
   const eleven = 'x'.repeat(11)
   const ten = 'x'.repeat(10)
   const base64 = (text: string) => Buffer.from(text).toString('base64')
-  const run = (text: string, values: unknown[] = []) => app.services.pool.query(rawQuery(text, values))
+  const run = (text: string, values: unknown[] = []) => app.pool.query(rawQuery(text, values))
   const limit = (fields: object = {}) =>
     createdBy(app.admin, '/quotas', {
       project_id: project.id,
@@ -62,7 +62,7 @@ describe('writes under a storage quota', () => {
       const quota = await limit()
       refused(await write(eleven), quota, 11)
       assert.deepEqual(await counts(), [0, 0])
-      const told = await app.services.pool.oneFirst(
+      const told = await app.pool.oneFirst(
         rawQuery(
           `select count(*)::int from events where project_id = $1 and name in ('files.created', 'documents.created')`,
           [project.id],
@@ -116,9 +116,7 @@ describe('writes under a storage quota', () => {
     const text = 'refused once it was staged'
     refused(await writes['POST /files/upload'](text), quota, text.length)
     const kept = () =>
-      app.services.pool.oneFirst(
-        rawQuery('select count(*)::int from file_blob_chunks where bytes = $1', [Buffer.from(text)]),
-      )
+      app.pool.oneFirst(rawQuery('select count(*)::int from file_blob_chunks where bytes = $1', [Buffer.from(text)]))
     await eventually(async () => (await kept()) === 0)
   })
 
@@ -171,7 +169,7 @@ describe('writes under a storage quota', () => {
     )
     for (const reply of replies) refused(reply, quota, 15)
     const exceeded = () =>
-      app.services.pool.oneFirst(
+      app.pool.oneFirst(
         rawQuery(`select count(*)::int from events where project_id = $1 and name = 'quota.exceeded'`, [project.id]),
       )
     await eventually(async () => (await exceeded()) === 1)

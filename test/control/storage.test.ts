@@ -27,11 +27,11 @@ const extensions = [footprints.with(breaking)]
 describe('storage', () => {
   let app: TestApp
   const clock = manualClock(new Date('2026-07-07T12:31:20.500Z'))
-  const run = (text: string, values: unknown[] = []) => app.services.pool.query(rawQuery(text, values))
+  const run = (text: string, values: unknown[] = []) => app.pool.query(rawQuery(text, values))
   const snapshots = (projectId: string) =>
     app.rows('select day, bytes, chunk_count from storage_snapshots where project_id = $1 order by day', [projectId])
   const events = async (projectId: string, name: string): Promise<any[]> =>
-    (await storedEvents(app.services.pool, { project: projectId, name })).map(({ envelope }) => envelope)
+    (await storedEvents(app.pool, { project: projectId, name })).map(({ envelope }) => envelope)
   const limit = (projectId: string, bytes: number, fields: object = {}) =>
     createdBy(app.admin, '/quotas', {
       project_id: projectId,

@@ -15,7 +15,7 @@ const MESSAGES = `/system/queues/${turnQueue.name}/messages`
 describe('the system', () => {
   const app = forSuite(startApp)
   beforeEach(() =>
-    app.services.pool.query(voidStatement`
+    app.pool.query(voidStatement`
       with gone as (delete from worker_heartbeats) delete from pgboss.job_common where name like ${`${turnQueue.name}%`}`),
   )
 
@@ -23,7 +23,7 @@ describe('the system', () => {
     app.services.queues.send(ids.map(generation_id => queueMessage(turnQueue, { generation_id, project_id })))
   const generation = (n: number) => `gen_01k5p3vd7r9hj2x8m4qcw6tz${String(n).padStart(2, '0')}`
   const worker = (slots: number, share: number, ageSeconds = 0, more: object = {}) =>
-    app.services.pool.query(voidStatement`
+    app.pool.query(voidStatement`
       insert into worker_heartbeats (instance_id, kinds, started_at, beat_at, version, queues)
       values (${`w${slots}`}, '{generation}', now(), now() - ${ageSeconds} * interval '1 s', '1.2.3',
         ${JSON.stringify({ [turnQueue.name]: { slots, share, ...more } })}::jsonb)`)
@@ -120,7 +120,7 @@ describe('the system', () => {
 
   it('reads the status once while the database is slow', async () => {
     const waiting = () =>
-      app.services.pool.oneFirst(sql.unsafe`
+      app.pool.oneFirst(sql.unsafe`
         select count(*) from pg_stat_activity where datname = current_database()
           and wait_event_type = 'Lock' and query like '%worker_heartbeats%'`)
     const read = () => app.admin.get('/system/status')
@@ -166,7 +166,7 @@ describe('the system', () => {
       assert.equal((await app.admin.delete(`${MESSAGES}/${id}`)).status, 404)
     }
     await claim(1)
-    await app.services.pool.query(voidStatement`delete from pgboss.job_common where name = ${turnQueue.name}`)
+    await app.pool.query(voidStatement`delete from pgboss.job_common where name = ${turnQueue.name}`)
     const other = await fail(project.id)
     assert.equal((await app.admin.delete(`${MESSAGES}/${other.id}`)).status, 204)
     assert.equal((await list()).total, 0)

@@ -138,12 +138,12 @@ describe('usage without a price', function () {
     await foldUsage(app, project.id)
     const from = new Date(Math.floor(Date.now() / DAY_MS) * DAY_MS - DAY_MS)
     const span = { project_id: project.id, from, to: new Date(from.getTime() + 3 * DAY_MS) }
-    assert.equal(await sumsMatchEvents(app.services.pool, span), true)
+    assert.equal(await sumsMatchEvents(app.pool, span), true)
     for (const column of ['unpriced_output_tokens', 'unpriced_quantity']) {
       await app.rows(`update folded_usage_rollups set ${column} = ${column} + 1 where project_id = $1`, [project.id])
-      assert.equal(await sumsMatchEvents(app.services.pool, span), false, column)
+      assert.equal(await sumsMatchEvents(app.pool, span), false, column)
       await app.services.write(tx => rebuildSums(tx, span))
-      assert.equal(await sumsMatchEvents(app.services.pool, span), true, column)
+      assert.equal(await sumsMatchEvents(app.pool, span), true, column)
     }
     assert.deepEqual(await read(project), EXPECTED)
   })

@@ -164,7 +164,7 @@ describe('folds of usage', function () {
     assert.ok(different > READERS, 'the readers saw different snapshots')
     await foldUsage(app, id)
     const span = { project_id: id, from: new Date(Date.now() - DAY_MS), to: new Date(Date.now() + DAY_MS) }
-    assert.ok(await sumsMatchEvents(app.services.pool, span))
+    assert.ok(await sumsMatchEvents(app.pool, span))
     const [{ folded }] = await app.rows(
       `select sum(events)::int as folded from folded_usage_sums where project_id = $1 and scope = 'project'`,
       [id],

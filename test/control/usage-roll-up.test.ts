@@ -167,7 +167,7 @@ describe('the roll-up of usage', function () {
     ])
     // The sums can still be rebuilt from the remaining rows.
     assert.ok(
-      await sumsMatchEvents(app.services.pool, {
+      await sumsMatchEvents(app.pool, {
         project_id: app.projectId,
         from: new Date(old),
         to: new Date(old + 2 * DAY_MS),

@@ -16,7 +16,7 @@ describe('sums of usage', function () {
   const app = forSuite(startApp)
 
   const rows = async (text: string, projectId: string): Promise<any[]> => {
-    const client = new pg.Client(app.databaseUrl)
+    const client = new pg.Client(app.databaseUrlOf(projectId))
     await client.connect()
     try {
       return (await client.query(text, [projectId])).rows
@@ -113,11 +113,10 @@ describe('sums of usage', function () {
       [id],
     )
     await insertUsage(app, id, [tokenUse({ cost: null })])
-    await app.services.pool.query(sql.unsafe`select pg_terminate_backend(${own[0].pid})`)
+    await app.pool.query(sql.unsafe`select pg_terminate_backend(${own[0].pid})`)
     await eventually(
       async () =>
-        (await app.services.pool.any(sql.unsafe`select 1 from pg_stat_activity where pid = ${own[0].pid}`)).length ===
-        0,
+        (await app.pool.any(sql.unsafe`select 1 from pg_stat_activity where pid = ${own[0].pid}`)).length === 0,
     )
     await insertUsage(app, id, [tokenUse({ cost: null })])
     assert.equal((await sums(id))[0].tokens, 300)

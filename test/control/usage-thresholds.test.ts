@@ -34,7 +34,7 @@ describe('usage thresholds', () => {
   }
   const compared = async () => {
     const waits = () =>
-      app.services.pool.oneFirst(
+      app.pool.oneFirst(
         rawQuery(
           "select count(*)::int as count from pgboss.job where name = 'usage.check_thresholds' and state < 'completed'",
         ),
@@ -68,14 +68,14 @@ describe('usage thresholds', () => {
     assert.ok((await project.key.get(`/usage/thresholds/${threshold.id}`)).body.last_fired_at)
 
     clock.advance(32 * DAY_MS)
-    await app.services.pool.query(rawQuery('alter table usage_events disable trigger usage_events_frozen'))
-    await app.services.pool.query(
+    await app.pool.query(rawQuery('alter table usage_events disable trigger usage_events_frozen'))
+    await app.pool.query(
       rawQuery('update usage_events set created_at = $1 where project_id = $2', [
         clock.now().toISOString(),
         project.id,
       ]),
     )
-    await app.services.pool.query(rawQuery('alter table usage_events enable trigger usage_events_frozen'))
+    await app.pool.query(rawQuery('alter table usage_events enable trigger usage_events_frozen'))
     const span = { project_id: project.id, from: new Date(0), to: new Date(clock.now().getTime() + DAY_MS) }
     await app.services.write(tx => rebuildSums(tx, span))
     await use(1)

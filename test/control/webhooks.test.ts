@@ -88,11 +88,11 @@ describe('webhooks', () => {
 
     it('keeps the secret encrypted, and says so when it cannot be opened', async () => {
       const { id, secret } = (await create()).body
-      const stored = (await app.services.pool.oneFirst(
+      const stored = (await app.pool.oneFirst(
         sql.unsafe`select sealed_secret from webhooks where id = ${id}`,
       )) as string
       assert.ok(!stored.includes(secret.slice(6)))
-      await app.services.pool.query(
+      await app.pool.query(
         sql.unsafe`update webhooks set sealed_secret = 'v1.00000000.AAAA.AAAA.AAAA' where id = ${id}`,
       )
       const answer = await app.admin.get(`/webhooks/${id}/secret`)
@@ -171,10 +171,9 @@ describe('webhooks', () => {
 
     it('starts with a clean record when it is switched on again', async () => {
       const { id } = (await create()).body
-      const record = () =>
-        app.services.pool.one(sql.unsafe`select failures, failing_since from webhooks where id = ${id}`)
+      const record = () => app.pool.one(sql.unsafe`select failures, failing_since from webhooks where id = ${id}`)
       const fail = () =>
-        app.services.pool.query(sql.unsafe`update webhooks set failures = 7, failing_since = now() where id = ${id}`)
+        app.pool.query(sql.unsafe`update webhooks set failures = 7, failing_since = now() where id = ${id}`)
       await fail()
       await app.admin.patch(`/webhooks/${id}`, { name: 'other' })
       assert.equal(((await record()) as { failures: number }).failures, 7)
@@ -465,7 +464,7 @@ describe('webhooks', () => {
       await eventually(() => receiver.requests.length === 1)
       assert.deepEqual(readSignature(receiver.requests[0], rotated.body.secret).verified, [true, false])
       assert.deepEqual(readSignature(receiver.requests[0], secret).verified, [false, true])
-      await app.services.pool.query(
+      await app.pool.query(
         sql.unsafe`update webhooks set previous_secret_until = now() - interval '1 s' where id = ${id}`,
       )
       await makeSecret()
@@ -482,7 +481,7 @@ describe('webhooks', () => {
       const second = await app.admin.post(`/webhooks/${id}/rotate-secret`, {}, key)
       assert.equal(second.headers.get('idempotency-replayed'), 'true')
       assert.equal(second.body.secret, first.body.secret)
-      const kept = await app.services.pool.oneFirst(
+      const kept = await app.pool.oneFirst(
         sql.unsafe`select count(*) from idempotency_keys where body::text like ${`%${first.body.secret}%`}`,
       )
       assert.equal(kept, 0)
@@ -521,7 +520,7 @@ describe('texts of deliveries', () => {
     )
   /** Makes the deliveries of the project older. */
   const age = (days: number) =>
-    app.services.pool.query(sql.unsafe`
+    app.pool.query(sql.unsafe`
       update webhook_deliveries set created_at = created_at - make_interval(days => ${days})
       where project_id = ${project}`)
   const inDays = (days: number) => new Date(Date.now() + days * 86_400_000)
@@ -529,15 +528,13 @@ describe('texts of deliveries', () => {
   const pruneAllEvents = () => pruneEvents({ ...app.services, clock: { now: () => inDays(365) } })
   const bodies = () => new Set(receiver.requests.map(({ body }) => body)).size
   const count = async (table: string) =>
-    (await app.services.pool.oneFirst(
+    (await app.pool.oneFirst(
       sql.unsafe`select count(*)::int from ${sql.identifier([table])} where project_id = ${project}`,
     )) as number
 
   it('are stored once per event, also for fifty webhooks', async () => {
     const size = () =>
-      app.services.pool.oneFirst(
-        sql.unsafe`select pg_total_relation_size('webhook_deliveries')::int`,
-      ) as Promise<number>
+      app.pool.oneFirst(sql.unsafe`select pg_total_relation_size('webhook_deliveries')::int`) as Promise<number>
     for (let n = 0; n < 50; n++) await subscribe()
     const before = await size()
     const data = randomBytes(100_000).toString('base64')
@@ -579,9 +576,9 @@ describe('texts of deliveries', () => {
     const webhook = await subscribe()
     await emit()
     const first = await delivered(webhook)
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       update webhook_deliveries d set envelope = e.envelope from events e where d.id = ${first.id} and e.id = d.event_id`)
-    await app.services.pool.query(sql.unsafe`delete from events where project_id = ${project}`)
+    await app.pool.query(sql.unsafe`delete from events where project_id = ${project}`)
     assert.deepEqual(await read(first.id), first)
     await redeliver(await redeliver(first.id))
     const bulk = await app.admin.post('/webhook-deliveries/redeliver', { webhook_id: webhook, status: 'completed' })
@@ -603,7 +600,7 @@ describe('texts of deliveries', () => {
       const webhook = await subscribe()
       await emit()
       const { id } = await delivered(webhook)
-      return (await deliveryKind.find(app.services.pool, id)) as DeliveryRow
+      return (await deliveryKind.find(app.pool, id)) as DeliveryRow
     }
     const before = () => inDays(1)
     const again = (row: DeliveryRow) => ({ ...row, redelivery_of: row.id })
@@ -648,9 +645,7 @@ describe('texts of deliveries', () => {
     it('are held by a delivery that is made again while the last of its texts goes', async () => {
       const row = await past()
       await pruneAllEvents()
-      await app.services.pool.query(
-        sql.unsafe`update webhook_deliveries set envelope = ${row.envelope} where id = ${row.id}`,
-      )
+      await app.pool.query(sql.unsafe`update webhook_deliveries set envelope = ${row.envelope} where id = ${row.id}`)
       let made: Promise<string> | undefined
       await inTransaction(app.services.pool, async db => {
         const ids = await lockOrphanedEnvelopes(db, '', 1000)
@@ -666,9 +661,7 @@ describe('texts of deliveries', () => {
     it('stay for a delivery that was made again before the last of its texts goes', async () => {
       const row = await past()
       await pruneAllEvents()
-      await app.services.pool.query(
-        sql.unsafe`update webhook_deliveries set envelope = ${row.envelope} where id = ${row.id}`,
-      )
+      await app.pool.query(sql.unsafe`update webhook_deliveries set envelope = ${row.envelope} where id = ${row.id}`)
       await inTransaction(app.services.pool, async db => {
         await insertDelivery(db, again(row))
         await onSeparateConnection(() => pruneDeliveries(app.services))
@@ -718,7 +711,7 @@ describe('dispatch', () => {
   /** A project with webhooks and with events without a dispatch. */
   async function busy(webhooks: number, events: number): Promise<string> {
     const { id } = await app.project()
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       insert into webhooks (id, project_id, name, url, events, sealed_secret)
       select 'wh_' || ${id} || n, ${id}, 'x', 'https://x.test/', '{agents.*}', '' from generate_series(1, ${webhooks}) n`)
     await app.services.write(async tx => {
@@ -727,7 +720,7 @@ describe('dispatch', () => {
     return id
   }
   const dispatched = async (id: string) =>
-    (await app.services.pool.oneFirst(sql.unsafe`
+    (await app.pool.oneFirst(sql.unsafe`
       select count(*)::int from events where project_id = ${id} and name = 'agents.updated' and dispatched_at is not null`)) as number
 
   it('writes at most 5,000 deliveries in one transaction', async () => {
@@ -736,7 +729,7 @@ describe('dispatch', () => {
     dispatcher.wake()
     await eventually(async () => (await dispatched(id)) === 150)
     await dispatcher.close()
-    const sizes = (await app.services.pool.anyFirst(sql.unsafe`
+    const sizes = (await app.pool.anyFirst(sql.unsafe`
       select count(*)::int from webhook_deliveries where project_id = ${id} group by xmin::text`)) as number[]
     assert.equal(
       sizes.reduce((sum, size) => sum + size),
@@ -751,7 +744,7 @@ describe('dispatch', () => {
     dispatcher.wake()
     await eventually(async () => (await dispatched(noisy)) === 1000)
     await dispatcher.close()
-    const [first] = (await app.services.pool.anyFirst(sql.unsafe`
+    const [first] = (await app.pool.anyFirst(sql.unsafe`
       select project_id from events where name = 'agents.updated' and project_id in (${noisy}, ${quiet})
       group by project_id, dispatched_at order by dispatched_at, project_id = ${noisy} limit 1`)) as string[]
     assert.equal(first, quiet)

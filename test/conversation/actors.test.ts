@@ -12,7 +12,7 @@ describe('actors', () => {
   const app = forSuite(() => startAgentApp({ workers: [], actions: ['actors:*', 'agents:*', 'conversations:*'] }))
   const unknown = 'actor_00000000000000000000000000'
   const ids = (reply: { body: any }) => reply.body.data.map((item: { id: string }) => item.id)
-  const events = (id: string) => storedEvents(app.services.pool, { resource: id })
+  const events = (id: string) => storedEvents(app.pool, { resource: id })
   const make = (body: object = {}) => createdBy(app.key, '/actors', { name: 'Alice', ...body })
   const conversation = async () => (await app.key.post('/conversations', {})).body.id as string
 

@@ -56,7 +56,7 @@ describe('replies of chats', () => {
       ['first', 'hello'],
     )
     assert.equal((await app.key.get(`/generations?conversation_id=${id}`)).body.total, 0)
-    const events = await storedEvents(app.services.pool, { resource: body.message.document_id })
+    const events = await storedEvents(app.pool, { resource: body.message.document_id })
     assert.deepEqual(
       events.map(({ name }) => name),
       ['conversation_messages.created', 'conversation_messages.generated'],
@@ -163,7 +163,7 @@ describe('replies of chats', () => {
   const turnsOf = async (id: string): Promise<number> => {
     const { rawQuery } = await import('#core/db/sql.ts')
     return (
-      (await app.services.pool.any(
+      (await app.pool.any(
         rawQuery('select seq from conversation_turns where conversation_id = $1', [id]),
       )) as readonly unknown[]
     ).length

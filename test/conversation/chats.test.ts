@@ -42,7 +42,7 @@ describe('chats', () => {
       )
       assert.equal((await app.key.delete(`/chats/${chat.id}`)).status, 204)
       refused(await app.key.get(`/chats/${chat.id}`), 404, 'RESOURCE_NOT_FOUND')
-      const events = await storedEvents(app.services.pool, { resource: chat.id })
+      const events = await storedEvents(app.pool, { resource: chat.id })
       assert.deepEqual(
         events.map(({ name }: any) => name),
         ['chats.created', 'chats.updated', 'chats.deleted'],

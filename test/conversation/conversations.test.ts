@@ -18,7 +18,7 @@ describe('conversations', () => {
   const texts = async (id: string, query = '') =>
     (await app.key.get(`/conversations/${id}/messages${query}`)).body.data.map((each: any) => each.content)
   const events = async (id: string) =>
-    (await storedEvents(app.services.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
+    (await storedEvents(app.pool, { resource: id })).map(({ name, data }) => ({ name, data }))
 
   describe('the record', () => {
     it('is made, read, changed and deleted, each with its event', async () => {

@@ -140,7 +140,7 @@ describe('end-user tokens', () => {
       const first = expectStatus(await app.key.post('/actors/tokens', body, headers), 201)
       const repeat = await app.key.post('/actors/tokens', body, headers)
       assert.deepEqual([repeat.body.token, repeat.headers.get('idempotency-replayed')], [first.token, 'true'])
-      const stored = JSON.stringify(await app.services.pool.any(keptAnswers))
+      const stored = JSON.stringify(await app.pool.any(keptAnswers))
       assert.ok(stored.includes('mint-1') && !stored.includes(first.token))
     })
 
@@ -392,7 +392,7 @@ describe('end-user tokens', () => {
       expectStatus(await app.key.get('/sessions', { origin: 'https://shop.example.com' }), 200)
       const keys = sql.type(z.object({ id: z.string() }))`select id from project_keys where browser_used_at is not null`
       const found = await eventually(async () => {
-        const rows = await app.services.pool.any(keys)
+        const rows = await app.pool.any(keys)
         return rows.length > 0 ? rows : null
       })
       assert.equal(found.length, 1)

@@ -52,7 +52,7 @@ describe('feedback', function () {
     expectStatus(await by.get(`/feedback?${query}`), 200).data
   const aggregate = async (query: string, by: Client = key): Promise<any[]> =>
     expectStatus(await by.get(`/feedback/aggregate?${query}`), 200).data
-  const run = (text: string, values: unknown[] = []) => app.services.pool.query(rawQuery(text, values as never))
+  const run = (text: string, values: unknown[] = []) => app.pool.query(rawQuery(text, values as never))
 
   it('is one record per reply and author, which a second request replaces', async () => {
     const giver = await keyWith('sessions:GiveFeedback')

@@ -199,7 +199,7 @@ describe('documents of messages', function () {
         [document_id, 'the whole report', 0, { source: 'upload' }],
       )
       const told = { resource: document_id, name: 'conversation_messages.created' }
-      const [event] = await storedEvents(app.services.pool, told)
+      const [event] = await storedEvents(app.pool, told)
       assert.deepEqual(event.data, stored)
       expectStatus(await app.key.post(`/conversations/${id}/generate?wait=true`, { agent_id: agentId }), 200)
       const [{ body }] = await requests()

@@ -374,7 +374,7 @@ describe('parts of messages', function () {
     const { session } = await talk(null)
     const id = await upload('image/png', PNG)
     const { document_id } = await sent(session, [text('see'), image(id)])
-    await app.services.pool.query(rawQuery('delete from files where id = $1', [id]))
+    await app.pool.query(rawQuery('delete from files where id = $1', [id]))
     const gone = [text('see'), { type: 'image', file_id: id, gone: true }]
     assert.deepEqual((await app.messages(session))[0].parts, gone)
     const failed = expectRefusal(await send(session, [text('and now?')]), 400, 'FILE_NOT_FOUND')

@@ -33,7 +33,7 @@ describe('open streams over several web processes', function () {
 
   /** Rows of open streams of processes that exist. */
   const stored = () =>
-    app.services.pool.any(sql.unsafe`
+    app.pool.any(sql.unsafe`
       select subject, streams from open_streams
       where not pg_try_advisory_xact_lock_shared(holder) order by subject, streams`)
 
@@ -123,7 +123,7 @@ describe('open streams over several web processes', function () {
     await sessionStream(app.url, user, session)
     await sessionStream(other.url, user, session)
     const before = await stored()
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       with lost as materialized (
         select pg_terminate_backend(pid) from pg_stat_activity
         where datname = current_database() and application_name = 'muster-listen')
@@ -143,7 +143,7 @@ describe('open streams over several web processes', function () {
     await eventually(async () => (await attempt(app.url, user, session)) === 200)
     // The remainder of other subjects does not count, and a sweep deletes it.
     await deleteDeadStreams(app.services, undefined)
-    const rows = await app.services.pool.any(sql.unsafe`select subject from open_streams`)
+    const rows = await app.pool.any(sql.unsafe`select subject from open_streams`)
     assert.equal(rows.length, (await stored()).length)
   })
 

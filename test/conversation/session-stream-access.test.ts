@@ -48,7 +48,7 @@ describe('access to session streams', function () {
       reader.close()
       await eventually(() => app.logs.some(line => line.includes(`/sessions/${session.id}/stream"`)))
       assert.equal(app.logs.join('').includes(ticket), false)
-      const stored = await app.services.pool.any(sql.unsafe`select * from stream_tickets`)
+      const stored = await app.pool.any(sql.unsafe`select * from stream_tickets`)
       assert.deepEqual(stored, [])
     })
 
@@ -57,7 +57,7 @@ describe('access to session streams', function () {
       const elsewhere = await ticketOf(`/sessions/${session.id}`)
       expectRefusal(await anonymous().get(`/sessions/${other.id}/stream?ticket=${elsewhere}`), 401, 'UNAUTHORIZED')
       const late = await ticketOf(`/sessions/${session.id}`)
-      await app.services.pool.query(sql.unsafe`update stream_tickets set expires_at = now() - interval '1 second'`)
+      await app.pool.query(sql.unsafe`update stream_tickets set expires_at = now() - interval '1 second'`)
       expectRefusal(await anonymous().get(`/sessions/${session.id}/stream?ticket=${late}`), 401, 'UNAUTHORIZED')
       const misplaced = await ticketOf(`/sessions/${session.id}`)
       expectRefusal(await anonymous().get(`/sessions/${session.id}?ticket=${misplaced}`), 401, 'UNAUTHORIZED')
@@ -78,7 +78,7 @@ describe('access to session streams', function () {
       const own = expectStatus(await app.admin.post('/project-keys', { project_id: app.projectId }), 201)
       const ticket = await ticketOf(`/sessions/${session.id}`, client(app.url, own.secret))
       const rows = JSON.stringify(
-        await app.services.pool.any(sql.unsafe`select encode(hash, 'base64') as hash, sealed from stream_tickets`),
+        await app.pool.any(sql.unsafe`select encode(hash, 'base64') as hash, sealed from stream_tickets`),
       )
       assert.equal(rows.includes(ticket) || rows.includes(own.secret), false)
       const reader = await tab(session, anonymous(), { query: `?ticket=${ticket}` })
@@ -109,9 +109,9 @@ describe('access to session streams', function () {
     it('is deleted by the sweep when it has expired', async () => {
       const session = await app.session()
       await ticketOf(`/sessions/${session.id}`)
-      await app.services.pool.query(sql.unsafe`update stream_tickets set expires_at = now() - interval '1 hour'`)
+      await app.pool.query(sql.unsafe`update stream_tickets set expires_at = now() - interval '1 hour'`)
       const { deleteExpiredTickets } = await import('#execution/generations/streams/tickets.ts')
-      assert.ok((await deleteExpiredTickets(app.services.pool, new Date(), 100)) > 0)
+      assert.ok((await deleteExpiredTickets(app.pool, new Date(), 100)) > 0)
     })
   })
 
@@ -221,12 +221,12 @@ describe('access to session streams', function () {
       const full = await tab(session, app.key)
       await reader.seen(/event: ready/)
       await full.seen(is('ready'))
-      await app.services.pool.query(sql.unsafe`
+      await app.pool.query(sql.unsafe`
         create function test_hide() returns trigger language plpgsql as $$ begin new.origin := 'system'; return new; end $$`)
-      await app.services.pool.query(sql.unsafe`
+      await app.pool.query(sql.unsafe`
         create trigger test_hide before insert on conversation_messages for each row execute function test_hide()`)
       await app.say(session, 'platform note')
-      await app.services.pool.query(sql.unsafe`drop function test_hide cascade`)
+      await app.pool.query(sql.unsafe`drop function test_hide cascade`)
       await app.say(session, 'visible')
       await full.seen(is('message', { content: 'platform note', origin: 'system' }))
       await reader.seen(/visible/)
@@ -277,7 +277,7 @@ describe('access to session streams', function () {
     await reader.seen(is('ready'))
     await app.say(session, `say ${SECRET}`)
     await reader.seen(is('requires_action'))
-    const frames = async () => JSON.stringify(await app.services.pool.any(sql.unsafe`select * from session_frames`))
+    const frames = async () => JSON.stringify(await app.pool.any(sql.unsafe`select * from session_frames`))
     assert.equal((await frames()).includes(SECRET), false)
     const { generation_id } = reader.of('requires_action')[0]
     const erased = await app.key.delete(`/generations/${generation_id}/content`)

@@ -158,10 +158,10 @@ describe('session streams', function () {
     for (const message of ['a', 'b', 'c']) await app.say(session, message)
     await first.seen(is('message', { content: 'c' }))
     first.close()
-    await app.services.pool.query(
+    await app.pool.query(
       sql.unsafe`update session_frames set created_at = now() - interval '25 hours' where session_id = ${session.id} and seq < 3`,
     )
-    await app.services.pool.query(
+    await app.pool.query(
       sql.unsafe`delete from session_frames where session_id = ${session.id} and created_at < now() - interval '24 hours'`,
     )
     for (const after of ['0', '1', '99']) {
@@ -173,8 +173,8 @@ describe('session streams', function () {
       await late.seen(is('message', { content: `after ${after}` }))
       assert.equal(late.of('message').length, 1)
       late.close()
-      await app.services.pool.query(sql.unsafe`delete from session_frames where session_id = ${session.id} and seq > 3`)
-      await app.services.pool.query(sql.unsafe`update conversations set frame_seq = 3 where session_id = ${session.id}`)
+      await app.pool.query(sql.unsafe`delete from session_frames where session_id = ${session.id} and seq > 3`)
+      await app.pool.query(sql.unsafe`update conversations set frame_seq = 3 where session_id = ${session.id}`)
     }
     const near = await tab(session, { after: '2' })
     await near.seen(is('message', { content: 'c' }))

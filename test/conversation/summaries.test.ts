@@ -21,7 +21,7 @@ const tokensOf = ({ body }: Json): number =>
 
 /** The calls that tests of summaries make of an application. */
 function summariesOf(app: SessionApp) {
-  const run = async (text: string): Promise<any[]> => [...(await app.services.pool.query(rawQuery(text))).rows]
+  const run = async (text: string): Promise<any[]> => [...(await app.pool.query(rawQuery(text))).rows]
   const t = {
     run,
     /** An agent that summarizes; `summary` is the reply to its summarizing calls. */

@@ -509,7 +509,7 @@ describe('takeover', function () {
 
   /** Moves the activity and the expiry of a session into the past. */
   const age = (session: Json) =>
-    app.services.pool.query(sql.unsafe`
+    app.pool.query(sql.unsafe`
       update sessions set last_activity_at = now() - interval '2 hours', expires_at = now() - interval '1 hour'
       where id = ${session.id}`)
 
@@ -550,7 +550,7 @@ describe('takeover', function () {
     const session = await app.session({ takeover_timeout_seconds: 3600 })
     expectStatus(await takeOver(session), 200)
     const until = async () =>
-      (await app.services.pool.oneFirst(
+      (await app.pool.oneFirst(
         sql.unsafe`select operator_until::text from sessions where id = ${session.id}`,
       )) as string
     const first = await until()

@@ -16,7 +16,7 @@ const ACTIONS = [...CHAT_ACTIONS, 'conversations:*']
 const TITLER = 'Write a title'
 
 function titlesOf(app: SessionApp) {
-  const run = async (text: string): Promise<any[]> => [...(await app.services.pool.query(rawQuery(text))).rows]
+  const run = async (text: string): Promise<any[]> => [...(await app.pool.query(rawQuery(text))).rows]
   return {
     run,
     /** An agent that names its sessions; `title` is the reply to the call for a title. */

@@ -61,7 +61,7 @@ describe('tools in sessions and conversations', () => {
       ],
     )
     assert.deepEqual(refusalOf(await outputs(id, result, 1)), [404, 'GENERATION_NOT_FOUND'])
-    const names = (await storedEvents(app.services.pool, { resource: id })).map(({ name }) => name)
+    const names = (await storedEvents(app.pool, { resource: id })).map(({ name }) => name)
     assert.deepEqual(names, [
       'sessions.created',
       'sessions.generation_started',

@@ -38,8 +38,7 @@ describe('turns of a conversation that is deleted', function () {
     return body
   }
   const turn = (id: string) => ok(app.key.get(`/generations/${id}`))
-  const forget = () =>
-    app.services.pool.query(rawQuery(`delete from pgboss.job_common where name = 'conversation.process'`))
+  const forget = () => app.pool.query(rawQuery(`delete from pgboss.job_common where name = 'conversation.process'`))
   const conversation = async () => {
     const { id } = await ok(app.key.post('/conversations', {}), 201)
     return id as string

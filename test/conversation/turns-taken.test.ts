@@ -85,13 +85,13 @@ describe('a message or a turn during another change of its conversation', functi
    * waits for the lock. Then both continue.
    */
   async function withWaiting<T, S>(session: any, change: () => Promise<T>, second: () => Promise<S>): Promise<[T, S]> {
-    const holder = new pg.Client({ connectionString: app.databaseUrl })
+    const holder = new pg.Client({ connectionString: app.databaseUrlOf(app.projectId) })
     await holder.connect()
     try {
       const waiting = (count: number) =>
         eventually(
           async () => {
-            const { rowCount } = await app.services.pool.query(
+            const { rowCount } = await app.pool.query(
               rawQuery(`select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`),
             )
             return rowCount >= count

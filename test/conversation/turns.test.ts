@@ -29,7 +29,7 @@ function kit(app: AgentApp) {
   const self = {
     double,
     rows: async (text: string, values: unknown[] = []) =>
-      (await app.services.pool.any(rawQuery(text, values))) as readonly any[],
+      (await app.pool.any(rawQuery(text, values))) as readonly any[],
     open: (gate: string) => double.read('POST', `/control/gates/${gate}/open`),
     waitingAt: (gate: string, count = 1) =>
       eventually(async () => ((await double.gate(gate))?.waiting ?? 0) >= count, { what: `${count} at ${gate}` }),
@@ -166,7 +166,7 @@ describe('turns of a conversation', function () {
           created_at: null,
         },
       )
-      const told = await storedEvents(app.services.pool, { resource: reply.document_id })
+      const told = await storedEvents(app.pool, { resource: reply.document_id })
       assert.deepEqual(
         told.map(event => event.name),
         ['conversation_messages.created', 'conversation_messages.generated'],

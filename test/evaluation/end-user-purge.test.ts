@@ -115,7 +115,7 @@ describe('examples copied from an end user', function () {
     const dataset = await app.dataset([])
     await fromSession(dataset, hers.id)
     assert.equal((await app.key.delete(`/sessions/${hers.id}`)).status, 204)
-    await app.services.pool.query(rawQuery('delete from generations where id = $1', [hers.generation_id]))
+    await app.pool.query(rawQuery('delete from generations where id = $1', [hers.generation_id]))
     assert.equal((await app.key.post(`/actors/${ann}/merge`, { into_actor_id: into })).status, 200)
     assert.equal((await items(dataset)).data[0].source_generation_id, null)
     assert.equal((await purge(into)).dataset_items, 1)
@@ -125,7 +125,7 @@ describe('examples copied from an end user', function () {
   it('are not made of messages that are erased meanwhile', async () => {
     const hers = await session(await actor(), 'linzer-marker')
     const dataset = await app.dataset([])
-    const eraser = new pg.Client({ connectionString: app.databaseUrl })
+    const eraser = new pg.Client({ connectionString: app.databaseUrlOf(app.projectId) })
     await eraser.connect()
     try {
       // As a purge does that has not committed yet: the copy waits for its end.

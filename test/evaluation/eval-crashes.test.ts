@@ -48,7 +48,7 @@ describe('runs of evals whose workers are killed', () => {
     ai_provider_id: app.providerId,
     model: `${lane}/m`,
   })
-  const count = (query: ReturnType<typeof counting>) => app.services.pool.oneFirst(query)
+  const count = (query: ReturnType<typeof counting>) => app.pool.oneFirst(query)
   /** Usage events of the turns of an agent and of the judges of their outputs. */
   const used = (agent_id: string) =>
     Promise.all(

@@ -132,7 +132,7 @@ describe('runs of evals', () => {
     )
     assert.deepEqual([kept.status, kept.passed, (await app.results(run)).length], ['canceled', null, 2])
     assert.deepEqual((await app.key.get(`/events?resource_id=${run.id}`)).body.data, [])
-    const held = await app.services.pool.any(sql.unsafe`select context from eval_runs where id = ${run.id}`)
+    const held = await app.pool.any(sql.unsafe`select context from eval_runs where id = ${run.id}`)
     assert.deepEqual(held, [{ context: null }])
   })
 
@@ -164,7 +164,7 @@ describe('runs of evals', () => {
       queueMessage(evalItemWork.queue, { entity_id: result_id, work_id: result_id, project_id: app.projectId }),
       queueMessage(evalRunQueue, { eval_run_id: run.id, project_id: app.projectId }),
     ])
-    const { pool } = app.services
+    const { pool } = app
     const handled = async () => {
       const left = await pool.any(sql.unsafe`
         select from pgboss.job where (data ->> 'eval_run_id' = ${run.id} or data ->> 'work_id' = ${result_id})
@@ -184,7 +184,7 @@ describe('runs of evals', () => {
     const run = await made(app.key, `/evals/${id}/runs`, {})
     await waiting('lost')
     // A waiting message is lost.
-    await app.services.pool.query(voidStatement`
+    await app.pool.query(voidStatement`
       delete from pgboss.job where name = ${evalItemWork.name} and data ->> 'work_id' in (
         select id from eval_results where eval_run_id = ${run.id})`)
     await open('lost')

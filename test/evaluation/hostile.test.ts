@@ -86,7 +86,7 @@ describe('a hostile project that evaluates', () => {
     const run = await made(app.key, `/evals/${id}/runs`, {})
     await waiting(gate)
     const left = (): Promise<number> =>
-      app.services.pool.oneFirst(countStatement`
+      app.pool.oneFirst(countStatement`
         select count(*) as count from eval_answers_unlogged u join eval_results r on r.id = u.result_id
         where r.eval_run_id = ${run.id}`)
     assert.equal(await left(), 1)
@@ -266,9 +266,9 @@ describe('a hostile project that evaluates', () => {
       assert.deepEqual(await page(0), [6, 5, 5], list)
       assert.deepEqual(await page(5), [6, 50, 1], list)
     }
-    const first = await listItemsAfter(app.services.pool, dataset_id, null, 200)
+    const first = await listItemsAfter(app.pool, dataset_id, null, 200)
     assert.equal(first.length, 5)
-    assert.equal((await listItemsAfter(app.services.pool, dataset_id, first[4], 200)).length, 1)
+    assert.equal((await listItemsAfter(app.pool, dataset_id, first[4], 200)).length, 1)
     const file = (await app.key.get(`/datasets/${dataset_id}/items/export`)).body
     assert.deepEqual(
       file.split('\n').map((line: string) => line && JSON.parse(line).input[0].content[0]),
@@ -288,7 +288,7 @@ describe('a hostile project that evaluates', () => {
     const { grouping } = run.aggregate_scores
     assert.deepEqual(Object.keys(grouping.groups).sort(), ['short', 'x'.repeat(255)])
     assert.equal(grouping.ungrouped_item_count, 2)
-    const [{ scores }] = await listOutcomes(app.services.pool, run.id, null)
+    const [{ scores }] = await listOutcomes(app.pool, run.id, null)
     assert.deepEqual(scores, [
       { scorer: 'exact_match', score: 1, passed: true },
       { scorer: 'llm_judge', score: 0.25, passed: false },
@@ -299,7 +299,7 @@ describe('a hostile project that evaluates', () => {
     const dataset_id = await app.dataset([item('x', 'Yes')])
     const { id } = await app.eval({ agent_id: await app.echo('figured'), dataset_id, scorers: EXACT })
     for (let at = 0; at < 3; at++) await app.run(id)
-    await app.services.pool.query(voidStatement`
+    await app.pool.query(voidStatement`
       update eval_runs set aggregate_scores = json_build_object('x', repeat('x', 9000000)) where eval_id = ${id}`)
     const { body } = await app.key.get(`/evals/${id}/runs`)
     assert.deepEqual([body.total, body.limit, body.data.length], [3, 2, 2])
@@ -315,7 +315,7 @@ describe('a hostile project that evaluates', () => {
     const waiter = await made(app.key, `/evals/${waits.id}/runs`, {})
     await waiting('queueing')
     const lost = await app.run(id)
-    const { pool } = app.services
+    const { pool } = app
     await pool.query(
       voidStatement`update eval_runs set active_at = now() - interval '1 minute' where id = ${waiter.id}`,
     )
@@ -352,7 +352,7 @@ describe('a hostile project that evaluates', () => {
 
   it('whose run cannot be settled is notified once; runs that it keeps from ending otherwise are not', async function () {
     this.timeout(90_000)
-    const { pool } = app.services
+    const { pool } = app
     const dataset_id = await app.dataset([item('x', 'Yes')])
     const agent_id = await app.echo('unsettled')
     const [broken, sound] = [
@@ -396,7 +396,7 @@ describe('a hostile project that evaluates', () => {
   })
 
   it('has a run that the sweep cannot end, and runs of others are ended', async () => {
-    const { pool } = app.services
+    const { pool } = app
     const gate = 'unswept'
     const agent_id = await app.echo(gate, [{ reply: { text: 'Yes', gate } }])
     const dataset_id = await app.dataset([item('x', 'Yes')])

@@ -164,22 +164,19 @@ describe('scorers', () => {
       release()
       await eventually(async () => (await app.key.get(path)).body.completed_count === 1, { what: 'the result' })
       assert.deepEqual(tenants, [true, true])
-      const kept = () =>
-        app.services.pool.oneFirst(sql.unsafe`select context is not null from eval_runs where id = ${run.id}`)
+      const kept = () => app.pool.oneFirst(sql.unsafe`select context is not null from eval_runs where id = ${run.id}`)
       assert.equal(await kept(), false)
       // An item whose turn is gone is no longer active.
       await app.lanes.put('canceled', { rules: [{ reply: { text: 'Yes', gate: 'canceled' } }] })
       const other = await made(app.key, `/evals/${id}/runs`, { tool_context: { tenant: 't2' } })
       await eventually(async () => (await app.lanes.gate('canceled'))?.waiting, { what: 'the turn' })
       assert.equal((await app.key.post(`/evals/${id}/runs/${other.id}/cancel`)).status, 200)
-      await app.services.pool.query(
-        sql.unsafe`delete from generations where agent_id = ${agent_id} and status <> 'completed'`,
-      )
+      await app.pool.query(sql.unsafe`delete from generations where agent_id = ${agent_id} and status <> 'completed'`)
       await eventually(async () => (await app.key.get(`/evals/${id}/runs/${other.id}`)).body.errored_count === 1, {
         what: 'the result of the turn that is gone',
       })
       const left = sql.unsafe`select context is null from eval_runs where id = ${other.id}`
-      assert.equal(await app.services.pool.oneFirst(left), true)
+      assert.equal(await app.pool.oneFirst(left), true)
       await app.lanes.read('POST', '/control/gates/canceled/open')
     })
 

@@ -73,7 +73,7 @@ export const ended = (key: Client, run: { id: string; eval_id: string }): Promis
 
 /** Number of items of a run that wait without a message, as in a paused project. */
 export const heldItems = (app: EvalApp, run: { id: string }): Promise<number> =>
-  app.services.pool.oneFirst(countStatement`
+  app.pool.oneFirst(countStatement`
     select count(*) as count from eval_results r where eval_run_id = ${run.id} and state = 'queued' and not exists (
       select from pgboss.job j where j.name = ${evalItemWork.name} and j.data ->> 'work_id' = r.id and j.state < 'completed')`)
 

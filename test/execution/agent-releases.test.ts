@@ -824,7 +824,7 @@ describe('gates of releases', () => {
   /** A run of an eval that a version has passed. */
   const pass = async (eval_id: string, agent_id: string, version: number): Promise<string> => {
     const id = newId('evrun')
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       insert into eval_runs (id, project_id, eval_id, eval_revision, agent_id, agent_version, scorers, status, passed,
         item_count, authority)
       values (${id}, ${app.projectId}, ${eval_id}, 1, ${agent_id}, ${version}, '[]', 'completed', true, 1, '{}')`)

@@ -195,7 +195,7 @@ describe('versions of agents', () => {
 
   it('of other releases may have fields fewer and more', async () => {
     const agent = await three({ single_session_per_actor: true, temperature: 0.5 })
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       update agent_versions set config = (config::jsonb - 'temperature' - 'model_route_id' - 'single_session_per_actor' || '{"mood": "kind"}')::json
       where agent_id = ${agent.id} and version = 1`)
     const { changes } = ok(await key.get(`/agents/${agent.id}/versions/compare?from=1&to=2`))
@@ -326,7 +326,7 @@ describe('versions of agents', () => {
     assert.equal((await key.delete(`/agents/${agent.id}`)).status, 204)
     refused(await key.get(`/agents/${agent.id}/versions`), 404, 'RESOURCE_NOT_FOUND')
     const left = sql.unsafe`select 1 from agent_versions where agent_id = ${agent.id}`
-    assert.deepEqual(await app.services.pool.any(left), [])
+    assert.deepEqual(await app.pool.any(left), [])
   })
 
   it('are read and restored by who may, in their project', async () => {
@@ -373,7 +373,7 @@ describe('versions of agents', () => {
   it('from before a field existed have it unset', async () => {
     const fields = { name: 'old', on_approval_expiry: 'react', instructions: 'x' }
     const agent = ok(await key.post('/agents', { ai_provider_id, ...fields }), 201)
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       update agent_versions set config = (config::jsonb - 'on_approval_expiry')::json where agent_id = ${agent.id}`)
     const [first] = ok(await key.get(`/agents/${agent.id}/versions`)).data
     const { on_approval_expiry, ...kept } = configOf(agent)

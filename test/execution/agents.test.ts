@@ -34,7 +34,7 @@ describe('agents', () => {
   }
 
   const eventNames = async (id: string): Promise<string[]> =>
-    (await app.services.pool.anyFirst(
+    (await app.pool.anyFirst(
       sql.unsafe`select name from events where resource_id = ${id} order by id`,
     )) as unknown as string[]
 

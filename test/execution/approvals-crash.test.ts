@@ -121,7 +121,7 @@ describe('the call after an approval, when its worker is killed', function () {
       )
     }
     const statements = async (...texts: string[]) => {
-      for (const text of texts) await app.services.pool.query(rawQuery(text))
+      for (const text of texts) await app.pool.query(rawQuery(text))
     }
     afterEach(() => statements('drop function refuse cascade', 'drop sequence refused'))
 

@@ -192,7 +192,7 @@ describe('approvals', () => {
       assert.match(second, /^(approved|rejected)$/)
     }
     const open = async () =>
-      app.services.pool.any(
+      app.pool.any(
         idStatement`
           select approval_id as id from approval_attempts where approval_id = any(${sql.array(ids, 'text')})`,
       )
@@ -320,7 +320,7 @@ describe('approvals', () => {
     await approver.post(`/approvals/${late.id}/approve`)
     await eventually(
       async () =>
-        !(await app.services.pool.exists(
+        !(await app.pool.exists(
           idStatement`select approval_id as id from approval_attempts where approval_id = ${late.id}`,
         )),
     )

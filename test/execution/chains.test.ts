@@ -57,9 +57,7 @@ describe('chains', () => {
   const followed = (approval: string) =>
     eventually(
       async () =>
-        !(await app.services.pool.exists(
-          idStatement`select id from approval_attempts where approval_id = ${approval}`,
-        )),
+        !(await app.pool.exists(idStatement`select id from approval_attempts where approval_id = ${approval}`)),
       { what: 'the end of the next turn' },
     )
   const members = async (chain: string): Promise<any[]> => (await read(`/generations?chain_id=${chain}&limit=100`)).data
@@ -138,7 +136,7 @@ describe('chains', () => {
       ['budget_exhausted', 2, 2, 'project'],
     )
     const facts = { chain_id, root_generation_id: root, chain_size: 2, limit_source: 'project' }
-    const [event] = await storedEvents(app.services.pool, { resource: root, name: 'generations.chain_limit' })
+    const [event] = await storedEvents(app.pool, { resource: root, name: 'generations.chain_limit' })
     for (const [name, value] of Object.entries({ ...facts, limit: 2 })) assert.equal(event.data[name], value, name)
     const exceptions = async () =>
       (await app.admin.get(`/exceptions?project_id=${app.projectId}&kind=chain_limit&limit=100`)).body.data.filter(

@@ -53,7 +53,7 @@ describe('decisions and their workers', function () {
   }
   const called = (count = 1) => eventually(() => target.requests.length === count, { what: `${count} calls` })
   const rows = async (table: string) =>
-    (await app.services.pool.any(sql.unsafe`select * from ${sql.identifier([table])}`)) as Record<string, unknown>[]
+    (await app.pool.any(sql.unsafe`select * from ${sql.identifier([table])}`)) as Record<string, unknown>[]
   const inputsLeft = async () =>
     [...(await rows('decision_inputs')), ...(await rows('decision_inputs_unlogged'))].length
   const usedOnce = async (id: string) => {
@@ -183,7 +183,7 @@ describe('decisions and their workers', function () {
   it('a decision whose message is lost is found by the sweep', async () => {
     const { id: decider } = await madeDecider(app.key, { tool_id: await toolAt(app.key, target.url) })
     const id = await ask({}, decider)
-    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'decision.evaluate'`)
+    await app.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'decision.evaluate'`)
     await steadyWorker()
     assert.equal((await settled(app.key, id)).status, 'completed')
   })
@@ -200,7 +200,7 @@ describe('decisions and their workers', function () {
     await eventually(
       async () =>
         (
-          await app.services.pool.any(sql.unsafe`
+          await app.pool.any(sql.unsafe`
           select from pgboss.job_common where name = 'decision.evaluate' and state < 'completed'`)
         ).length === 0,
       { what: 'the read of the messages' },
@@ -303,7 +303,7 @@ describe('decisions and their workers', function () {
       const kept = await ask({}, deciders[1].id)
       const lost = [await ask({}, deciders[0].id), await ask({}, deciders[1].id)]
       assert.deepEqual(await rows('decision_inputs'), [])
-      await app.services.pool.query(
+      await app.pool.query(
         sql.unsafe`delete from decision_inputs_unlogged where decision_id = any(${sql.array(lost, 'text')})`,
       )
       await steadyWorker()

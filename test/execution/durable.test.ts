@@ -106,7 +106,7 @@ describe('durable turns', function () {
     const prompts = [said(1), said(1000), said(9000), `é${said(1000)}\u{1f600}`]
     for (const prompt of prompts)
       assert.equal((await app.key.post(`/agents/${agent}/generate`, { prompt })).status, 202)
-    const sizes = (await app.services.pool.anyFirst(
+    const sizes = (await app.pool.anyFirst(
       sql.unsafe`select length(sealed) from generation_work order by generation_id`,
     )) as number[]
     assert.equal(sizes.length, 4)
@@ -240,7 +240,7 @@ describe('durable turns', function () {
       async () => (await app.key.get(`/generations?agent_id=${agent}&status=completed`)).body.total === asked.length,
       { within: 40_000, every: 200 },
     )
-    const counted = await app.services.pool.any(
+    const counted = await app.pool.any(
       (await import('#core/db/sql.ts')).sql
         .unsafe`select resource_id, count(*) as count from events where name = 'generations.completed' group by 1 having count(*) > 1`,
     )
@@ -404,7 +404,7 @@ describe('durable turns', function () {
 
   it('a worker that has lost its turn when it stops does not log that it requeued it', async () => {
     const logged = await outcomeOfStop('lost-at-stop', async (id, stop) => {
-      await app.services.pool.query(sql.unsafe`update generations set attempt = attempt + 1 where id = ${id}`)
+      await app.pool.query(sql.unsafe`update generations set attempt = attempt + 1 where id = ${id}`)
       await stop()
     })
     assert.deepEqual(logged, [{ outcome: 'claim_lost', error: null }])

@@ -244,7 +244,7 @@ describe('generations', () => {
       assert.equal(record.stop_reason, 'error')
       assert.equal(record.error.message, body.error.message)
       assert.deepEqual((await app.key.get(`/traces/${body.error.meta.trace_id}`)).body.error, record.error)
-      const events = await storedEvents(app.services.pool, { resource: record.id, name: 'generations.failed' })
+      const events = await storedEvents(app.pool, { resource: record.id, name: 'generations.failed' })
       assert.equal(events.length, 1)
       assert.deepEqual(events[0].data.error, record.error)
     })
@@ -475,7 +475,7 @@ describe('generations', () => {
     })
 
     it('keeps its frames for ten minutes after the end, and deletes them in batches', async () => {
-      const { pool } = app.services
+      const { pool } = app
       const ids = []
       for (const prompt of ['one', 'two']) {
         const { body } = await generate({ prompt })
@@ -501,7 +501,7 @@ describe('generations', () => {
     })
 
     it('writes no frame of a turn that is not streamed and whose record has its end', async () => {
-      const { pool } = app.services
+      const { pool } = app
       const count = (table: 'stream_frames' | 'generation_steps', id: string) =>
         pool.oneFirst(sql.unsafe`select count(*)::int from ${sql.identifier([table])} where generation_id = ${id}`)
       const lastOf = async (id: string) =>
@@ -693,7 +693,7 @@ describe('generations', () => {
         (await app.key.patch(`/generations/${body.id}`, { metadata: { a: 1 } })).body.error.code,
         'GENERATION_CONTENT_UNAVAILABLE',
       )
-      const stored = await storedEvents(app.services.pool, { resource: body.id })
+      const stored = await storedEvents(app.pool, { resource: body.id })
       assert.deepEqual(
         stored.map(({ name }) => name),
         ['generations.started', 'generations.completed', 'generations.content_purged'],
@@ -890,7 +890,7 @@ describe('generations', () => {
       for (const table of tables)
         parts.push(
           JSON.stringify(
-            await hidden.services.pool.any(sql.unsafe`select to_jsonb(t) as row from ${sql.identifier([table])} t`),
+            await hidden.pool.any(sql.unsafe`select to_jsonb(t) as row from ${sql.identifier([table])} t`),
           ),
         )
       return parts.join('\n')
@@ -945,7 +945,7 @@ describe('generations', () => {
       const record = (await hidden.key.get(`/generations/${generation_id}`)).body
       assert.deepEqual([record.status, record.error], ['failed', error])
       assert.deepEqual((await hidden.key.get(`/traces/${trace_id}`)).body.error, error)
-      const [event] = await storedEvents(hidden.services.pool, { name: 'generations.failed', resource: generation_id })
+      const [event] = await storedEvents(hidden.pool, { name: 'generations.failed', resource: generation_id })
       assert.deepEqual(event.data.error, error)
       assert.ok(!/whispered/.test(await dump()))
     })

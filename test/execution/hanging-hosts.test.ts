@@ -146,7 +146,7 @@ describe('a vendor that does not answer', function () {
       for (let count = 0; count < 16; count++)
         hung.push(...(await Promise.all(Array.from({ length: 10 }, () => start(agent)))))
       const requeued = sql.unsafe`select count(*)::int from generations where handed_back and id = any(${sql.array(hung, 'text')})`
-      await eventually(async () => ((await app.services.pool.oneFirst(requeued)) as number) >= 100, {
+      await eventually(async () => ((await app.pool.oneFirst(requeued)) as number) >= 100, {
         what: 'requeued turns',
       })
       assert.ok(other.asked <= 10, `${other.asked} calls`)
@@ -161,7 +161,7 @@ describe('a vendor that does not answer', function () {
       })
       // A wait counts as no lost attempt.
       const losses = sql.unsafe`select max(lost_attempts) from generations where id = any(${sql.array(hung, 'text')})`
-      assert.equal(await app.services.pool.oneFirst(losses), 0)
+      assert.equal(await app.pool.oneFirst(losses), 0)
     } finally {
       other.close()
     }

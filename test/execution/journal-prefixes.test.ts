@@ -36,7 +36,7 @@ describe('a turn resumed from each state that its worker has written', function 
   const target = forSuite(startTarget)
 
   const query = async (text: string, values: unknown[] = []): Promise<any[]> =>
-    (await app.services.pool.query(rawQuery(text, values))).rows as any[]
+    (await app.pool.query(rawQuery(text, values))).rows as any[]
 
   before(async () => {
     // The outcomes of a step arrive one after the other.

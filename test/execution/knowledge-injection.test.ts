@@ -346,7 +346,7 @@ describe('knowledge of an agent', function () {
   it('that cannot be searched is left out, and the turn says so', async () => {
     const broken = await startAgentApp({ actions: ACTIONS })
     try {
-      await broken.services.pool.query(sql.unsafe`alter table document_chunks rename to document_chunks_away`)
+      await broken.pool.query(sql.unsafe`alter table document_chunks rename to document_chunks_away`)
       const agent = await broken.agent({ knowledge_config: {} })
       const reply = await broken.key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'hello' })
       assert.equal(reply.status, 200, JSON.stringify(reply.body))

@@ -52,7 +52,7 @@ describe('workers killed in turns with tools', function () {
     )
   const stepsOf = async (id: string) => (await app.key.get(`/generations/${id}/transcript`)).body.steps
   const toolUses = (id: string) =>
-    app.services.pool.oneFirst(
+    app.pool.oneFirst(
       counted`select count(*)::int as count from usage_events where generation_id = ${id} and meter_type = 'tool_execution'`,
     )
   const modelCalls = async () => {
@@ -138,7 +138,7 @@ describe('workers killed in turns with tools', function () {
     const calls = { tool_calls: ['fast', 'act', 'again'].map(name => ({ name, args: {} })) }
     const { body } = await app.key.post(`/agents/${agent}/generate`, script(calls, { text: 'done' }))
     await eventually(() => held === 2, { what: 'two active calls' })
-    await eventually(async () => (await app.services.pool.oneFirst(entries(true))) === 1, {
+    await eventually(async () => (await app.pool.oneFirst(entries(true))) === 1, {
       what: 'the outcome of the first',
     })
     await first.kill()
@@ -158,7 +158,7 @@ describe('workers killed in turns with tools', function () {
     )
     const keys = made['/again']?.map(({ headers }) => headers['idempotency-key']) ?? []
     assert.equal(keys[0], keys[1])
-    assert.equal(await app.services.pool.oneFirst(entries(false)), 0)
+    assert.equal(await app.pool.oneFirst(entries(false)), 0)
   })
 
   it('over one call again and again, end the turn, which has used the call once', async () => {
@@ -170,7 +170,7 @@ describe('workers killed in turns with tools', function () {
     assert.deepEqual([record.status, record.error.meta.reason], ['failed', 'executor_lost'])
     const [{ tool_results }] = await stepsOf(record.id)
     assert.equal(tool_results[0].error.meta.reason, 'outcome_unknown')
-    const uses = await app.services.pool.any(
+    const uses = await app.pool.any(
       sql.unsafe`select tool_action from usage_events where generation_id = ${record.id} and meter_type = 'tool_execution'`,
     )
     assert.deepEqual(uses, [{ tool_action: 'act' }])

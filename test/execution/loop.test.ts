@@ -360,7 +360,7 @@ describe('turns with tools', () => {
       const { body: after } = await app.key.get(`/generations/${body.id}`)
       assert.deepEqual([after.required_action, after.step_count], [null, 2])
       assert.deepEqual(refusalOf(await outputs(agent, body.id, answers(body, 'eight'))), [404, 'GENERATION_NOT_FOUND'])
-      const [required] = await storedEvents(app.services.pool, {
+      const [required] = await storedEvents(app.pool, {
         resource: body.id,
         name: 'generations.requires_action',
       })
@@ -517,7 +517,7 @@ describe('turns with tools', () => {
       ]
       const clear = async () => {
         for (const table of tables) {
-          const rows = await app.services.pool.any(rawQuery(`select t::text as text from ${table} t`, []))
+          const rows = await app.pool.any(rawQuery(`select t::text as text from ${table} t`, []))
           assert.ok(!rows.some(row => String((row as { text: string }).text).includes(secret)), table)
         }
       }
@@ -525,7 +525,7 @@ describe('turns with tools', () => {
       const resumed = done(await outputs(hidden, body.id, answers(body, secret)))
       assert.equal(resumed.output.content, `saw ${secret}`)
       await clear()
-      assert.deepEqual(await app.services.pool.any(rawQuery('select 1 from generation_journal_unlogged', [])), [])
+      assert.deepEqual(await app.pool.any(rawQuery('select 1 from generation_journal_unlogged', [])), [])
     })
   })
 

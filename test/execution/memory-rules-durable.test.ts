@@ -58,12 +58,12 @@ describe('memory rules and their workers', function () {
     (await double.requests(lane)).filter(({ body }: any) => body.messages[0].role === 'system').length
   /** Those that are due and not handled yet; of earlier tests some wait for their time. */
   const waitingMessages = async (): Promise<number> => {
-    const rows = await app.services.pool.any(sql.unsafe`
+    const rows = await app.pool.any(sql.unsafe`
       select from pgboss.job_common where name = 'memory_rule.fire' and state < 'completed' and start_after <= now()`)
     return rows.length
   }
   const firings = async (): Promise<any[]> => [
-    ...(await app.services.pool.any(sql.unsafe`select * from memory_rule_firings order by id`)),
+    ...(await app.pool.any(sql.unsafe`select * from memory_rule_firings order by id`)),
   ]
   beforeEach(async () => {
     target.requests.length = 0
@@ -77,7 +77,7 @@ describe('memory rules and their workers', function () {
     await steady.stop()
     const running = processes.splice(0).filter(({ child }) => (child.exitCode ?? child.signalCode) === null)
     await Promise.all(running.map(each => each.kill()))
-    await app.services.pool.query(sql.unsafe`delete from memory_rules`)
+    await app.pool.query(sql.unsafe`delete from memory_rules`)
   })
 
   for (const [point, calls] of [
@@ -142,7 +142,7 @@ describe('memory rules and their workers', function () {
     const first = await worker({ FAULT_POINTS: 'memory_rule.fire/claimed=kill' })
     const generation = await start()
     await first.exited
-    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'memory_rule.fire'`)
+    await app.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'memory_rule.fire'`)
     await steadyWorker()
     assert.deepEqual(await extraction(generation, id), all)
   })
@@ -191,14 +191,14 @@ describe('memory rules and their workers', function () {
         async () => (await firings()).find(each => each.state === 'queued' && each.failures === failures),
         { what: `failure ${failures}` },
       )
-      const delay = await app.services.pool.oneFirst(sql.unsafe`
+      const delay = await app.pool.oneFirst(sql.unsafe`
         select extract(epoch from start_after - created_on)::float8 from pgboss.job_common
         where name = ${ruleFiringWork.name} and state = 'created' and data ->> 'work_id' = ${waiting.id}
         order by created_on desc limit 1`)
       delays.push(Math.round(delay as number))
       assert.equal((await app.key.get(`/generations/${generation}`)).body.extraction, null)
       // The time has come, and the sweep finds it.
-      await app.services.pool.query(sql.unsafe`update memory_rule_firings set due_at = now() - interval '1 minute'`)
+      await app.pool.query(sql.unsafe`update memory_rule_firings set due_at = now() - interval '1 minute'`)
     }
     const { error, candidates } = await extraction(generation, id)
     assert.deepEqual([error.code, candidates, target.requests.length], ['TOOL_HTTP_ERROR', 0, 3])
@@ -218,7 +218,7 @@ describe('memory rules and their workers', function () {
       await eventually(async () =>
         (await firings()).some(each => each.failures === failures && each.state === 'queued'),
       )
-      await app.services.pool.query(sql.unsafe`update memory_rule_firings set due_at = now() - interval '1 minute'`)
+      await app.pool.query(sql.unsafe`update memory_rule_firings set due_at = now() - interval '1 minute'`)
     }
     const { error, candidates } = await extraction(generation, id)
     assert.deepEqual([error.code, candidates, target.requests.length], ['OUTPUT_SCHEMA_VALIDATION_FAILED', 0, 3])
@@ -242,7 +242,7 @@ describe('memory rules and their workers', function () {
     await eventually(async () => ((await double.gate('doomed'))?.waiting ?? 0) > 0, { what: 'the handler' })
     assert.equal((await app.admin.delete(`/agents/${handler}?force=true`)).status, 204)
     await double.read('POST', '/control/gates/doomed/open')
-    await app.services.pool.query(sql.unsafe`update memory_rule_firings set due_at = now() - interval '1 minute'`)
+    await app.pool.query(sql.unsafe`update memory_rule_firings set due_at = now() - interval '1 minute'`)
     const { error } = await extraction(generation, id)
     assert.equal(error.code, 'AGENT_NOT_FOUND')
     assert.deepEqual(await contents(store), [])

@@ -306,7 +306,7 @@ describe('memory rules', function () {
       assert.ok(event.components.some(({ component, quantity }: any) => component === 'input_tokens' && quantity > 0))
 
       // The next turn may start, and uses the remaining quota.
-      const [{ tokens }] = (await app.services.pool.any(
+      const [{ tokens }] = (await app.pool.any(
         rawQuery('select sum(tokens)::int as tokens from usage_events where agent_id = $1', [agent]),
       )) as { tokens: number }[]
       const quota = await app.admin.post('/quotas', {
@@ -431,7 +431,7 @@ describe('memory rules', function () {
       ]
       await turn(agent)
       const failures = () =>
-        app.services.pool.any(
+        app.pool.any(
           rawQuery('select failures from memory_rule_firings where memory_rule_id = any($1) and failures = 1', [ids]),
         )
       await eventually(async () => (await failures()).length === 2, { what: 'failed attempts of both handlers' })
@@ -713,12 +713,12 @@ describe('memory rules', function () {
     await extraction(newer, id)
     const firings = async () =>
       (
-        (await app.services.pool.any(
+        (await app.pool.any(
           rawQuery('select generation_id from memory_rule_firings where memory_rule_id = $1', [id]),
         )) as { generation_id: string }[]
       ).map(({ generation_id }) => generation_id)
     const settled = (generation: string, days: number) =>
-      app.services.pool.query(
+      app.pool.query(
         rawQuery(
           `update memory_rule_firings set settled_at = now() - $2 * interval '1 day' where generation_id = $1 and memory_rule_id = $3`,
           [generation, days, id],

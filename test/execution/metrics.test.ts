@@ -171,7 +171,7 @@ describe('metrics of work', function () {
 
     const age = (shown: Scrape, concern: string) => shown.value('muster_work_oldest_seconds', { concern })
     /** Leaves rows without a message: waiting work is to be seen without a message. */
-    const dropMessages = () => app.services.pool.query(rawQuery('delete from pgboss.job_common'))
+    const dropMessages = () => app.pool.query(rawQuery('delete from pgboss.job_common'))
 
     it('report the waiting time by concern, from rows as well', async () => {
       await dropMessages()

@@ -27,7 +27,7 @@ describe('AI providers', () => {
   const secret = async (value = 'a secret value', as = key): Promise<string> =>
     (await as.post('/secrets', { name: 'credential', value })).body.id
 
-  const events = (id: string) => storedEvents(app.services.pool, { resource: id })
+  const events = (id: string) => storedEvents(app.pool, { resource: id })
 
   const refusedAt = (reply: Reply, path: string) => {
     assert.equal(reply.status, 400, JSON.stringify(reply.body))
@@ -290,7 +290,7 @@ describe('AI providers', () => {
       config: { headers: { Authorization: 'Basic cGFzc3dvcmQ=', 'X-Gate': 'in-the-config', 'X-Title': 'shown' } },
     })
     assert.deepEqual(header.config.headers, { Authorization: '***', 'X-Gate': '***', 'X-Title': 'shown' })
-    const stored = await app.services.pool.any(sql.unsafe`select t::text from ai_providers t`)
+    const stored = await app.pool.any(sql.unsafe`select t::text from ai_providers t`)
     const said = [...(await events(record.id)), ...(await events(header.id)), ...stored]
     assert.equal(/in-the-config|cGFzc3dvcmQ/.test(JSON.stringify(said)), false)
   })
@@ -393,7 +393,7 @@ describe('AI providers', () => {
       const outcome = `${gone.status} ${agent.status} ${agent.body?.error?.code ?? ''}`.trim()
       assert.ok(['204 400 AI_PROVIDER_NOT_FOUND', '409 201'].includes(outcome), outcome)
     }
-    const dangling = await app.services.pool.any(sql.unsafe`
+    const dangling = await app.pool.any(sql.unsafe`
       select 1 from agents a left join ai_providers p on p.id = a.ai_provider_id where p.id is null`)
     assert.equal(dangling.length, 0)
   })
@@ -412,7 +412,7 @@ describe('AI providers', () => {
     const { id } = await made({ provider: 'bedrock', base_url: null, config: { api_key: 'ABSK-config-key' } })
     const { sealedColumns } = await import('#core/db/sealed.ts')
     assert.ok(sealedColumns.all().some(column => column.table === 'ai_providers'))
-    const sealed = (await app.services.pool.oneFirst(
+    const sealed = (await app.pool.oneFirst(
       sql.unsafe`select sealed_credentials from ai_providers where id = ${id}`,
     )) as string
     const opened = app.services.secrets.open(sealed, { kind: 'ai_provider', id, project_id: project.id })

@@ -18,7 +18,7 @@ describe('quotas of tokens and money', function () {
   /** No turn is active. */
   const settled = () =>
     eventually(async () => {
-      const open = await app.services.pool.oneFirst(sql.unsafe`select count(*) from generation_work`)
+      const open = await app.pool.oneFirst(sql.unsafe`select count(*) from generation_work`)
       return Number(open) === 0
     })
   afterEach(async () => {
@@ -53,7 +53,7 @@ describe('quotas of tokens and money', function () {
   const generations = async () => (await app.key.get('/generations?limit=1')).body.total
   const measured = async (id: string) => (await app.key.get(`/quotas/${id}/usage`)).body
   const events = async (name: string, quotaId: string): Promise<any[]> =>
-    (await storedEvents(app.services.pool, { project: app.projectId, name }))
+    (await storedEvents(app.pool, { project: app.projectId, name }))
       .map(({ envelope }) => envelope.data)
       .filter(({ quota_id, id }: any) => quota_id === quotaId || id === quotaId)
   const session = (actorId: string | null, fields: object = {}) =>
@@ -208,7 +208,7 @@ describe('quotas of tokens and money', function () {
     await used(90, { actor_id: early, created_at: '2026-01-01T10:10:00Z' })
     await used(5, { actor_id: late, created_at: '2026-01-01T10:40:00Z' })
     const of = { project_id: app.projectId, metric: 'tokens' as const, meter: null }
-    const since = (time: string) => listActorsByUsage(app.services.pool, { ...of, since: `2026-01-01T${time}Z` }, 10)
+    const since = (time: string) => listActorsByUsage(app.pool, { ...of, since: `2026-01-01T${time}Z` }, 10)
     assert.deepEqual(await since('10:30:00'), [{ actor_id: late, used: 5 }])
     assert.deepEqual(await since('10:00:00'), [
       { actor_id: early, used: 90 },

@@ -54,7 +54,7 @@ describe('the restore of a version whose schemas are not compiled', function () 
     })
     let longest = 0
     while (!areRestored) {
-      const { rows } = await app.services.pool.query(
+      const { rows } = await app.pool.query(
         rawQuery(`
           select coalesce(max(extract(epoch from clock_timestamp() - state_change)), 0)::float as seconds
           from pg_stat_activity where datname = current_database() and state = 'idle in transaction'`),

@@ -496,7 +496,7 @@ describe('a call without a route', function () {
       assert.equal(generation.error.meta.model_route_id, undefined)
       assert.equal(await its.requests(only), calls, `${status}`)
     }
-    const breakers = await its.app.services.pool.any(sql.unsafe`select * from model_breakers`)
+    const breakers = await its.app.pool.any(sql.unsafe`select * from model_breakers`)
     assert.deepEqual(breakers, [])
   })
 })
@@ -526,12 +526,10 @@ describe('the breaker of a target', function () {
 
   const { target, routed, route, turn, ended, requests, waitingAt, release } = its
   const rows = (lane: string) =>
-    its.app.services.pool.any(sql.unsafe`select * from model_breakers where model = ${`${lane}/m`}`) as Promise<
-      readonly Json[]
-    >
+    its.app.pool.any(sql.unsafe`select * from model_breakers where model = ${`${lane}/m`}`) as Promise<readonly Json[]>
   /** Moves the last failure of a target into the past, as its cooldown would. */
   const coolDown = ({ lane }: { lane: string }, seconds: number) =>
-    its.app.services.pool.query(sql.unsafe`
+    its.app.pool.query(sql.unsafe`
       update model_breakers set failed_at = failed_at - make_interval(secs => ${seconds}) where model = ${`${lane}/m`}`)
 
   it('trips in one process and is open in every other, until its cooldown is over', async () => {
@@ -685,23 +683,23 @@ describe('the breaker of a target', function () {
     const second = await target(answers('spare'))
     const agent = await routed([first, second], { failure_threshold: 1, cooldown_seconds: 600 })
     await steadyWorker()
-    await its.app.services.pool.query(sql.unsafe`
+    await its.app.pool.query(sql.unsafe`
       create function refuse() returns trigger language plpgsql as $$ begin raise exception 'refused'; end $$`)
-    await its.app.services.pool.query(sql.unsafe`
+    await its.app.pool.query(sql.unsafe`
       create trigger refuse before insert or update or delete on model_breakers
       for each statement execute function refuse()`)
     try {
       const generation = await turn(agent)
       assert.deepEqual([generation.output.content, classes(generation)], ['spare', ['provider_error', null]])
       assert.equal((await turn(agent)).output.content, 'up')
-      await its.app.services.pool.query(sql.unsafe`alter table model_breakers disable trigger refuse`)
+      await its.app.pool.query(sql.unsafe`alter table model_breakers disable trigger refuse`)
       await turn(agent)
       await coolDown(first, 601)
-      await its.app.services.pool.query(sql.unsafe`alter table model_breakers enable trigger refuse`)
+      await its.app.pool.query(sql.unsafe`alter table model_breakers enable trigger refuse`)
       // The probe cannot be claimed, so the next target serves.
       assert.deepEqual(classes(await turn(agent)), [null])
     } finally {
-      await its.app.services.pool.query(sql.unsafe`drop function refuse cascade`)
+      await its.app.pool.query(sql.unsafe`drop function refuse cascade`)
     }
   })
 

@@ -156,9 +156,7 @@ describe('caps of shares', () => {
   it('end with the time of the share, which is then revoked once', async () => {
     const { id, share } = await usable({ expires_at: '2100-01-01T00:00:00.000Z' })
     assert.equal((await call(grantee.key, id)).status, 200)
-    await app.services.pool.query(
-      sql.unsafe`update shares set expires_at = now() - interval '1 second' where id = ${share.id}`,
-    )
+    await app.pool.query(sql.unsafe`update shares set expires_at = now() - interval '1 second' where id = ${share.id}`)
     refused(await call(grantee.key, id), 403, 'API_KEY_PROJECT_SCOPE')
     refused(await grantee.key.post(`/shares/${share.id}/accept`), 403, 'SHARE_REVOKED')
     refused(await publisher.key.patch(`/shares/${share.id}`, { expires_at: null }), 403, 'SHARE_REVOKED')

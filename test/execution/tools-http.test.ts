@@ -238,7 +238,7 @@ describe('http tools', () => {
       assert.equal(errors[3].meta.tool_url, `http://10.1.2.3/b?k=${S}`)
       for (const error of errors) assert.ok(!leaks(JSON.stringify(error)), JSON.stringify(error))
       assert.ok(!app.logs.some(leaks))
-      const kept = (await app.services.pool.anyFirst(sql.unsafe`select to_jsonb(e)::text as text from events e
+      const kept = (await app.pool.anyFirst(sql.unsafe`select to_jsonb(e)::text as text from events e
         union all select to_jsonb(a)::text from audit_entries a union all select to_jsonb(t)::text from tools t`)) as unknown as string[]
       for (const text of kept) assert.ok(!leaks(text))
     })
@@ -263,7 +263,7 @@ describe('http tools', () => {
       const made = await tool({ headers: { 'X-Key': `{{secret:${secret}}}` } })
       await key.patch(`/secrets/${secret}`, { value: 'line\r\nX-Injected: yes' })
       refusedAt(await call(caller, made.id), 'execute.headers.X-Key')
-      await app.services.pool.query(sql.unsafe`update secrets set sealed_value = 'v1.x.y' where id = ${secret}`)
+      await app.pool.query(sql.unsafe`update secrets set sealed_value = 'v1.x.y' where id = ${secret}`)
       assert.deepEqual(refused(await call(caller, made.id), 500, 'SECRET_NOT_DECRYPTABLE').meta, { secret_id: secret })
       await key.delete(`/secrets/${secret}`)
       assert.deepEqual(refused(await call(caller, made.id), 400, 'SECRET_NOT_FOUND').meta, { secret_id: secret })
@@ -505,7 +505,7 @@ describe('http tools', () => {
   describe('with a tool context', () => {
     const direct = async (execute: object, context: Record<string, string>, fields: object = {}) => {
       const { id } = await tool(execute, fields)
-      const row = (await toolKind.find(app.services.pool, id)) as ToolRow
+      const row = (await toolKind.find(app.pool, id)) as ToolRow
       return callTool(
         app.services,
         row,
@@ -631,7 +631,7 @@ describe('http tools', () => {
         json({ ok: true })(request, response)
       }
       await app.admin.post(`/tools/${tool.id}/call`, {}, { 'X-Request-Id': 'of-a-gone-project' })
-      const entries = await app.services.pool.any(
+      const entries = await app.pool.any(
         sql.unsafe`select project_id, action from audit_entries where request_id = 'of-a-gone-project'`,
       )
       assert.deepEqual(entries, [{ project_id: null, action: 'tools:CallTool' }])

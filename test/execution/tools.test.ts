@@ -21,7 +21,7 @@ describe('tools', () => {
   const create = (fields: object) => key.post('/tools', { name: 'tool', ...fields })
 
   const eventsOf = async (tool: string): Promise<string[]> =>
-    (await app.services.pool.anyFirst(
+    (await app.pool.anyFirst(
       sql.unsafe`select name from events where resource_id = ${tool} order by id`,
     )) as unknown as string[]
 

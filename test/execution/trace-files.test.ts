@@ -26,7 +26,7 @@ function kit(app: AgentApp) {
   const self = {
     double,
     rows: async (text: string, values: unknown[] = []) =>
-      (await app.services.pool.any(rawQuery(text, values))) as readonly any[],
+      (await app.pool.any(rawQuery(text, values))) as readonly any[],
     ask: (body: Json = { prompt: 'hi' }, agent = app.agentId, query = '?wait=true') =>
       app.key.post(`/agents/${agent}/generate${query}`, body),
     turn: async (body: Json = { prompt: 'hi' }, agent = app.agentId) => {
@@ -264,7 +264,7 @@ describe('steps files of traces', function () {
   it('take in the steps of a turn that is settling while they are read', async () => {
     const first = await t.turn({ prompt: 'a' })
     const { file_id } = await t.written(first.trace_id)
-    const settling = new pg.Client({ connectionString: app.databaseUrl })
+    const settling = new pg.Client({ connectionString: app.databaseUrlOf(app.projectId) })
     await settling.connect()
     try {
       // What the statement that settles a turn does.
@@ -432,7 +432,7 @@ describe('steps files of traces', function () {
       assert.deepEqual((await t.transcript(child.id)).steps, [])
       const again = await app.key.delete(`/traces/${root.trace_id}/content`)
       assert.deepEqual(again.body, purged.body)
-      const told = await storedEvents(app.services.pool, { resource: root.trace_id })
+      const told = await storedEvents(app.pool, { resource: root.trace_id })
       assert.equal(told.length, 1)
       assert.equal(told[0].data.file_id, null)
     })

@@ -52,8 +52,7 @@ describe('turns loaded by the claim of their message', function () {
   const eventsOf = async (id: string): Promise<string[]> =>
     (await app.key.get(`/events?resource_id=${id}`)).body.data.map(({ event }: { event: string }) => event).sort()
 
-  const attemptOf = (id: string) =>
-    app.services.pool.oneFirst(sql.unsafe`select attempt from generations where id = ${id}`)
+  const attemptOf = (id: string) => app.pool.oneFirst(sql.unsafe`select attempt from generations where id = ${id}`)
 
   before(async () => {
     app = await startAgentApp({ workers: [] })
@@ -69,19 +68,17 @@ describe('turns loaded by the claim of their message', function () {
     const parameters = '{"type":"object","properties":{"z":{"type":"number","maximum":1.50},"a":{"type":"string"}}}'
     const execute = { method: 'GET', url: `${app.url}/healthz` }
     const tool = await app.admin.post('/tools', { project_id: app.projectId, name: 'ordered', execute })
-    await app.services.pool.query(
-      sql.unsafe`update tools set parameters = ${parameters}::json where id = ${tool.body.id}`,
-    )
+    await app.pool.query(sql.unsafe`update tools set parameters = ${parameters}::json where id = ${tool.body.id}`)
     const agent = await app.agent({ tool_bindings: [{ tool_id: tool.body.id }] })
     const metadata = { big: 12345678901234567890n.toString(), at: '2026-01-01T00:00:00+02:00', nested: [1.5, null] }
     const request = { prompt: 'x', metadata, timeout_seconds: 60 }
     const { body } = await app.key.post(`/agents/${agent}/generate`, request)
     const id: string = body.generation_id
     const readText = () =>
-      app.services.pool.maybeOneFirst(sql.unsafe`
+      app.pool.maybeOneFirst(sql.unsafe`
         select r.value from (select jsonb_build_object('generation_id', ${id}::text) as data) claimed
         cross join lateral (${loadWithMessage()}) r (value)`)
-    const alone = await loadTurn(app.services.pool, id)
+    const alone = await loadTurn(app.pool, id)
     assert.equal(JSON.stringify(readLoadedTurn((await readText()) as string)), JSON.stringify(alone))
     assert.deepEqual([alone?.generation.id, alone?.tools.length], [id, 1])
     // A text that PostgreSQL stores in a few hundred bytes.
@@ -95,7 +92,7 @@ describe('turns loaded by the claim of their message', function () {
     const { agent, calls } = await model('requeued')
     const { id } = await frozenTurn(agent)
     // As by a worker that started the turn and requeued it between the snapshot and the lock of this claim.
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       update generations set status = 'in_progress', attempt = 1, handed_back = true, started_at = now(), agent_version = 1,
         last_activity_at = now() where id = ${id}`)
     const { status, output } = await ended(id)
@@ -135,7 +132,7 @@ describe('turns loaded by the claim of their message', function () {
   it('keep no other turn from its worker when they cannot be read', async () => {
     const { agent } = await model('unreadable')
     const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
-    await app.services.pool.query(sql.unsafe`update agents set tool_bindings = '"none"' where id = ${agent}`)
+    await app.pool.query(sql.unsafe`update agents set tool_bindings = '"none"' where id = ${agent}`)
     const other = await app.key.post(`/agents/${app.agentId}/generate`, { prompt: 'x' })
     await steady.start(app.databaseUrl, NO_SWEEP, ['generation'])
     assert.equal((await ended(other.body.generation_id)).status, 'completed')

@@ -16,10 +16,10 @@ describe('turns with concurrent writers', function () {
   it('continue after a step that a lost worker journals between the load and the claim of the next one', async () => {
     const app = await startAgentApp({ workers: [] })
     const double = client(app.double)
-    const db = new pg.Client(app.databaseUrl)
+    const db = new pg.Client(app.databaseUrlOf(app.projectId))
     await db.connect()
     const waiting = async () =>
-      (await app.services.pool.oneFirst(sql.unsafe`
+      (await app.pool.oneFirst(sql.unsafe`
         select count(*)::int from pg_stat_activity
         where wait_event_type = 'Lock' and datname = current_database()`)) as number
     try {

@@ -208,9 +208,9 @@ describe('filters of turns and traces', function () {
     const provider = { name: 'double', provider: 'custom', default_model: 'double-1', base_url: `${app.double.url}/v1` }
     const { id: ai_provider_id } = await createdBy(project.key, '/ai-providers', provider)
     const { id: agent } = await createdBy(project.key, '/agents', { ai_provider_id })
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       insert into traces (id, project_id, agent_id) values ('trace_00000000000000000000000000', ${project.id}, ${agent})`)
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       insert into generations (id, project_id, agent_id, trace_id, status, authority, output, created_at, updated_at)
       select 'gen_' || lpad(n::text, 26, '0'), ${project.id}, ${agent}, 'trace_00000000000000000000000000', 'completed', '{}',
         jsonb_build_object('content', 'heron ' || n), now() - n * interval '1 second', now()

@@ -21,7 +21,7 @@ describe('the end of a turn in its notification', function () {
   const double = forSuite(() => client(app.double))
   const heard: string[] = []
   const listener = forSuite(async () => {
-    const connection = new pg.Client(app.databaseUrl)
+    const connection = new pg.Client(app.databaseUrlOf(app.projectId))
     await connection.connect()
     connection.on('notification', ({ payload }) => heard.push(payload ?? ''))
     await connection.query('listen muster_turns')
@@ -192,7 +192,7 @@ describe('the end of a turn in its notification', function () {
 
   it('may be lost: the row is read', async () => {
     const { id, answer } = await held('lost')
-    const ended = await app.services.pool.any(sql.unsafe`
+    const ended = await app.pool.any(sql.unsafe`
       select pg_terminate_backend(pid) from pg_stat_activity
       where datname = current_database() and application_name = 'muster-listen'`)
     assert.ok(ended.length > 0)

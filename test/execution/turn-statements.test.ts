@@ -91,7 +91,7 @@ describe('statements', function () {
       'updated_at',
       'usage',
     ]
-    const indexes = await app.services.pool.any(
+    const indexes = await app.pool.any(
       sql.unsafe`select indexdef from pg_indexes where tablename = 'generations' and schemaname = 'public'`,
     )
     assert.ok(indexes.length > 10)
@@ -103,7 +103,7 @@ describe('statements', function () {
 
   it('of a node change no column of its run that an index reads, so that its updates write no index', async () => {
     const changed = /\b(revision|outcomes|written|active_nodes|steps|rounds|updated_at)\b/
-    const indexes = await app.services.pool.any(
+    const indexes = await app.pool.any(
       sql.unsafe`select indexdef from pg_indexes where tablename = 'orchestration_runs' and schemaname = 'public'`,
     )
     assert.ok(indexes.length > 5)
@@ -115,7 +115,7 @@ describe('statements', function () {
 
   it('of a turn write events whose fields are in the dictionary of envelopes', async () => {
     await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
-    const events = await app.services.pool.any(sql.type(StoredEnvelope.extend({ name: z.string() }))`
+    const events = await app.pool.any(sql.type(StoredEnvelope.extend({ name: z.string() }))`
       select ${storedEnvelope}, name from events where name like 'generations.%' order by id desc limit 2`)
     for (const event of events) {
       // Times and IDs of different milliseconds take more bytes than equal ones.

@@ -106,7 +106,7 @@ describe('usage of tools', () => {
       [20, 1, 80, id],
     )
     // Data stored meanwhile is sealed.
-    const messages = await app.services.pool.oneFirst(
+    const messages = await app.pool.oneFirst(
       sql.unsafe`select json_agg(data)::text from pgboss.job_common where name = 'usage.price_quantities'`,
     )
     assert.doesNotMatch(messages as string, /pages/)

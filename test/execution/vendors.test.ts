@@ -335,7 +335,7 @@ describe('model calls', () => {
     it('are refused when the encryption key of the secret is gone', async () => {
       const secret_id = await secret('will be lost')
       const id = await provider({ provider: 'openai', secret_id, base_url: `${vendors.url}/openai/v1` })
-      await app.services.pool.query(
+      await app.pool.query(
         sql.unsafe`update secrets set sealed_value = 'v1.00000000.AAAAAAAAAAAAAAAA.AAAAAAAAAAAAAAAAAAAAAA.AAAA',
           updated_at = now() where id = ${secret_id}`,
       )
@@ -389,7 +389,7 @@ describe('model calls', () => {
       const id = await provider({ provider: 'custom', base_url: `${vendors.url}/custom/v1`, config })
       await call(id)
       assert.equal((await key.delete(`/secrets/${secret_id}`)).body.error.code, 'SECRET_HAS_DEPENDENTS')
-      await app.services.pool.query(sql.unsafe`delete from secrets where id = ${secret_id}`)
+      await app.pool.query(sql.unsafe`delete from secrets where id = ${secret_id}`)
       await assert.rejects(call(id), { code: 'SECRET_NOT_FOUND' })
     })
 

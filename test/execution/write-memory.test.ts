@@ -62,7 +62,7 @@ describe('the tool write_memory', function () {
       read.memory_entries.map((each: any) => each.id),
       [entry.id],
     )
-    const [completed] = await storedEvents(app.services.pool, { name: 'generations.completed', resource: generation })
+    const [completed] = await storedEvents(app.pool, { name: 'generations.completed', resource: generation })
     assert.deepEqual(completed.envelope.data, read)
     assert.equal(read.tool_surface.tools, 1)
     assert.ok(!('memory_entries' in (await app.key.get('/generations')).body.data[0]))

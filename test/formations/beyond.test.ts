@@ -97,7 +97,7 @@ describe('formations over their life', () => {
       const [exception, ...others] = await filed('open')
       assert.deepEqual([others, exception.severity, exception.occurrence_count], [[], 'warning', 2])
       assert.deepEqual(exception.detail, { formation_id: formation.id, name: formation.name, resources: [found] })
-      const events = await storedEvents(app.services.pool, { project: project.id, name: 'formations.drifted' })
+      const events = await storedEvents(app.pool, { project: project.id, name: 'formations.drifted' })
       assert.equal(events.length, 2)
       assert.doesNotMatch(JSON.stringify([exception, events]), /a private note/)
       await updated(project.key, formation, {})
@@ -368,7 +368,7 @@ describe('formations over their life', () => {
     const formation = await active(own.key, template)
     const before = physical(formation, 'O')
     // The state from its delete until its runs are gone.
-    await app.services.pool.query(rawQuery(`update orchestrations set managed_by = 'deletion' where id = $1`, [before]))
+    await app.pool.query(rawQuery(`update orchestrations set managed_by = 'deletion' where id = $1`, [before]))
     const drift = (await own.key.get(`/formations/${formation.id}/drift`)).body
     assert.equal(drift.resources[0].status, 'missing')
     const exported = await own.key.post('/formations/export', { types: ['orchestration'] })
@@ -484,7 +484,7 @@ describe('formations over their life', () => {
   it('that were deleted go after a week, with their operations', async () => {
     const [gone, fresher] = [await active(project.key, { resources: {} }), await active(project.key, { resources: {} })]
     for (const { id } of [gone, fresher]) assert.equal((await project.key.delete(`/formations/${id}`)).status, 200)
-    const query = (text: string, values: unknown[]) => app.services.pool.any(rawQuery(text, values))
+    const query = (text: string, values: unknown[]) => app.pool.any(rawQuery(text, values))
     // More than one transaction of the sweep deletes.
     await query(
       `insert into formations (id, project_id, name, status, template, operation_id, updated_at)

@@ -116,9 +116,7 @@ describe('formations with concurrent requests', function () {
         [['api_key', project.keyId, 'formation', 201]],
       )
     }
-    const { type, id: author } = await app.services.pool.oneFirst<any>(
-      sql.unsafe`select author from agents where id = ${agent}`,
-    )
+    const { type, id: author } = await app.pool.oneFirst<any>(sql.unsafe`select author from agents where id = ${agent}`)
     assert.deepEqual([type, author], ['api_key', project.keyId])
   })
 

@@ -92,7 +92,7 @@ describe('formations whose workers are lost', function () {
     )
   const project = async () => (await ok(app.admin.post('/projects', { name: 'crash' }))).id as string
   const lastEvents = async (id: string): Promise<[string, string, string][]> => {
-    const rows = await app.services.pool.any(sql.unsafe`
+    const rows = await app.pool.any(sql.unsafe`
       select e.seq, e.logical_id, e.action, e.status from formation_events e
       where e.operation_id = (select operation_id from formations where id = ${id}) order by e.seq`)
     assert.deepEqual(
@@ -227,9 +227,7 @@ describe('formations whose workers are lost', function () {
       const lost = await startProcess('worker', app.databaseUrl, env, ['orchestration'])
       const { id } = await create(projectId, point, SMALL)
       const isClaimed = () =>
-        app.services.pool.exists(
-          sql.unsafe`select from formation_attempts where formation_id = ${id} and state = 'running'`,
-        )
+        app.pool.exists(sql.unsafe`select from formation_attempts where formation_id = ${id} and state = 'running'`)
       await eventually(isClaimed, { what: `the claim before ${point}` })
       worker = await runWorker(app.databaseUrl, handler.env, ['orchestration'])
       await sleep(2000)
@@ -316,7 +314,7 @@ describe('formations whose workers are lost', function () {
     const key = { 'Idempotency-Key': 'create-answered' }
     const lost = client(web.url, app.admin.token).post('/formations', body, key)
     const refused = assert.rejects(lost)
-    const { pool } = app.services
+    const { pool } = app
     const id = await eventually(() => pool.maybeOneFirst(sql.unsafe`select id from formations where name = 'answered'`))
     await web.kill()
     await refused

@@ -13,7 +13,7 @@ describe('exports of large resources', function () {
   const project = forSuite(() => app.projectWith(['formations:ExportTemplate', 'tools:GetTool']))
 
   const insertTools = (projectId: string, count: number, bytes: number) =>
-    app.services.pool.query(sql.unsafe`
+    app.pool.query(sql.unsafe`
       insert into tools (id, project_id, name, type, parameters)
       select 'tool_' || lpad(n::text, 26, '0'), ${projectId}, 'tool ' || n, 'client',
         json_build_object('type', 'object', 'description', repeat('x', ${bytes}))
@@ -40,7 +40,7 @@ describe('exports of large resources', function () {
     for (const part of ['a', 'a_', 'agent_01h455vb4pex5vsknk084sn02', '_']) {
       const description = part.repeat(Math.floor((MIB - 2_000) / part.length))
       const parameters = { type: 'object', description }
-      await app.services.pool.query(
+      await app.pool.query(
         sql.unsafe`update tools set parameters = ${JSON.stringify(parameters)}::json where id = ${id}`,
       )
       let reply: any

@@ -28,7 +28,7 @@ describe('secret values of formations', () => {
   }
   /** Where a secret value appears in clear: tables, log lines, answers. */
   const places = async (): Promise<string[]> => {
-    const { pool } = app.services
+    const { pool } = app
     const tables = await pool.any(sql.unsafe`
       select table_schema as schema, table_name as name from information_schema.tables
       where table_schema in ('public', 'pgboss') and table_type = 'BASE TABLE'`)
@@ -116,7 +116,7 @@ describe('secret values of formations', () => {
     }
     const templates = counts.find(({ column }) => column === 'sealed_values')
     assert.ok((templates?.reencrypted ?? 0) > 0)
-    const row = await app.services.pool.one<any>(sql.unsafe`
+    const row = await app.pool.one<any>(sql.unsafe`
       select id, project_id, template, sealed_values from formations where name = 'one'`)
     const alone = { ...app.services, secrets: createSecretBox({ key: 'ee'.repeat(32) }) }
     assert.match(JSON.stringify(authoredTemplate(alone, row)), new RegExp(`${MARK}in-template`))

@@ -269,7 +269,7 @@ describe('the validation of a template', () => {
       return { ...body, paths: body.errors.map(({ path }: { path: string }) => path) }
     }
     const rowCounts = async () => {
-      const { rows } = await app.services.pool.query(
+      const { rows } = await app.pool.query(
         rawQuery(`select (select count(*) from agents) as agents, (select count(*) from datasets) as datasets,
           (select count(*) from events) as events, (select count(*) from audit_entries where action like '%:Create%') as audits,
           (select count(*) from pgboss.job_common) as messages`),
@@ -334,7 +334,7 @@ describe('the validation of a template', () => {
       const checking = check(actors)
       const hasBegun = sql.unsafe`
         select exists (select from pg_locks where relation = 'actors'::regclass and mode = 'RowExclusiveLock')`
-      await eventually(async () => await app.services.pool.oneFirst(hasBegun), { every: 10, what: 'the first creates' })
+      await eventually(async () => await app.pool.oneFirst(hasBegun), { every: 10, what: 'the first creates' })
       const patched = performance.now()
       assert.equal((await key.patch(`/agents/${agent}`, { description: 'changed' })).status, 200)
       const waited = performance.now() - patched
@@ -363,7 +363,7 @@ describe('the validation of a template', () => {
       const made = await owner.key.post('/formations?wait=false', { name: 'source', template })
       assert.equal(made.status, 202, JSON.stringify(made.body))
       // No worker deploys it here.
-      await app.services.pool.query(
+      await app.pool.query(
         rawQuery(`update formations set status = 'active', outputs = '${JSON.stringify(template.outputs)}'
           where id = '${made.body.id}'`),
       )

@@ -265,7 +265,7 @@ describe('restrictions of a caller', function () {
       const document = { class: { if: [{ '==': [{ var: 'context.x' }, 1] }, 'A', 'A'] } }
       for (const context of [await maker(wide, secret), attach]) {
         const rule = await made(wide, '/guardrails', { name: named('rule'), document })
-        await app.services.pool.query(
+        await app.pool.query(
           rawQuery('update guardrails set context_tool_id = $1 where id = $2', [context.id, rule.id]),
         )
         const tool = await platform(wide, ['list-secrets'], { guardrail_ids: [rule.id] })

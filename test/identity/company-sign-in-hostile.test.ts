@@ -23,7 +23,7 @@ describe('attacks on sign-in with a company account', () => {
     fixture.provider.forge = null
   })
 
-  const logins = () => fixture.app.services.pool.oneFirst(sql.unsafe`select count(*) from oidc_logins`)
+  const logins = () => fixture.app.pool.oneFirst(sql.unsafe`select count(*) from oidc_logins`)
 
   describe('begins', () => {
     const challenge = challengeOf('x')
@@ -114,7 +114,7 @@ describe('attacks on sign-in with a company account', () => {
     })
 
     it('uses at most two connections while the database is slow', async () => {
-      const { pool } = fixture.app.services
+      const { pool } = fixture.app.home
       const blocked = () =>
         pool.oneFirst(sql.unsafe`
           select count(*) from pg_stat_activity
@@ -152,7 +152,7 @@ describe('attacks on sign-in with a company account', () => {
         return fixture.redeem(await fixture.end(await fixture.begin('often', undefined, at)))
       }
       assert.equal((await finished()).status, 200)
-      const left = await fixture.app.services.pool.oneFirst(
+      const left = await fixture.app.pool.oneFirst(
         sql.unsafe`select count(*) from oidc_logins where network = ${NETWORK}`,
       )
       assert.equal(left, 0)

@@ -90,11 +90,10 @@ export async function openFixture(
     },
     /** Audit entries of an action, oldest first. */
     entries: (action: string) =>
-      app.services.pool.any(
-        sql.unsafe`select * from audit_entries where action = ${action} order by created_at, id`,
-      ) as Promise<readonly any[]>,
-    users: () =>
-      app.services.pool.any(sql.unsafe`select id, username from users order by id`) as Promise<readonly any[]>,
+      app.pool.any(sql.unsafe`select * from audit_entries where action = ${action} order by created_at, id`) as Promise<
+        readonly any[]
+      >,
+    users: () => app.pool.any(sql.unsafe`select id, username from users order by id`) as Promise<readonly any[]>,
     async close() {
       await app.close()
       if (!options.use) await provider.close()

@@ -551,7 +551,7 @@ describe('sign-in with a company account', () => {
     it('provision no user before the first admin', async () => {
       const empty = await openFixture({ use: fixture.provider, env: { OIDC_AUTO_PROVISION: 'true' } })
       try {
-        await empty.app.services.pool.query(sql.unsafe`delete from users`)
+        await empty.app.pool.query(sql.unsafe`delete from users`)
         fixture.provider.accounts.set('early', { preferred_username: 'early' })
         assert.equal((await empty.signIn('early')).error, 'no_account')
         assert.equal((await client(empty.app.url, null).post('/users/bootstrap', ADMIN)).status, 201)

@@ -241,7 +241,7 @@ describe('the sign-in of the console over HTTP', () => {
     const tabs = Array.from({ length: 5 }, () => copyOf(browser))
     const answers = await Promise.all(tabs.map(tab => renew(tab)))
     assert.deepEqual(new Set(answers.map(({ status }) => status)), new Set([200]))
-    const unused = await app.services.pool.oneFirst(
+    const unused = await app.pool.oneFirst(
       sql.type(z.object({ count: z.int() }))`
         select count(*)::int as count from oauth_objects o join oauth_grants g on g.id = o.grant_id
         where g.user_id = ${user.id} and o.model = 'RefreshToken' and o.consumed_at is null`,
@@ -255,7 +255,7 @@ describe('the sign-in of the console over HTTP', () => {
     const thief = copyOf(browser)
     const { body } = await renew(browser)
     assert.equal((await renew(copyOf(thief))).status, 200, 'within the grace')
-    await app.services.pool.query(
+    await app.pool.query(
       rawQuery(
         `update oauth_objects set consumed_at = consumed_at - interval '61 seconds' where model = 'RefreshToken'`,
       ),
@@ -425,14 +425,12 @@ describe('the sign-in of the console over HTTP', () => {
   it('ends after two days, whatever input the page reports', async () => {
     const { browser } = await signIn()
     const grant = sql.fragment`user_id = ${user.id} and revoked_at is null`
-    const { seconds } = await app.services.pool.one(
+    const { seconds } = await app.pool.one(
       sql.type(z.object({ seconds: z.int() }))`
         select extract(epoch from ends_at - created_at)::int as seconds from oauth_grants where ${grant}`,
     )
     assert.ok(Math.abs(seconds - 2 * 86_400) < 5, String(seconds))
-    await app.services.pool.query(
-      voidStatement`update oauth_grants set ends_at = now() + interval '1 second' where ${grant}`,
-    )
+    await app.pool.query(voidStatement`update oauth_grants set ends_at = now() + interval '1 second' where ${grant}`)
     const { body } = await renew(browser, { idle_seconds: '0' })
     const ends = Date.now() + 1500
     while (Date.now() < ends) await new Promise(resolve => setTimeout(resolve, 100))

@@ -126,7 +126,7 @@ describe('operations called by definitions', function () {
 
   /** What no definition of the tenant may change. */
   const outside = () =>
-    app.services.pool.anyFirst(
+    app.pool.anyFirst(
       rawQuery(
         `select md5(string_agg(t::text, ',' order by t::text)) from (
           select to_jsonb(u) - 'last_sign_in_at' as t from users u

@@ -391,7 +391,7 @@ describe('project keys', () => {
       const changed = await app.admin.patch(path, { name: 'n' })
       const rotated = (await app.admin.post(`${path}/rotate`)).body
       await app.admin.delete(path)
-      const events = await storedEvents(app.services.pool, { resource: made.id })
+      const events = await storedEvents(app.pool, { resource: made.id })
       assert.deepEqual(
         events.map(event => event.name),
         ['project_keys.created', 'project_keys.updated', 'project_keys.updated', 'project_keys.deleted'],

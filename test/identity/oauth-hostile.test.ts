@@ -216,7 +216,7 @@ describe('attacks on OAuth', function () {
         // Resolves to a public address first, and to an internal one afterwards.
         'unsettled.example': () => (unsettled++ === 0 ? ['198.51.100.1'] : ['127.0.0.1']),
       }
-      app.services.egress = createEgress({
+      app.home.egress = createEgress({
         allowHosts: 'tls.test',
         resolve: async name => names[name]?.() ?? ['127.0.0.1'],
         ca: cert,
@@ -268,7 +268,7 @@ describe('attacks on OAuth', function () {
     })
 
     it('is fetched at a limited rate per sender', async () => {
-      await app.services.pool.query(rawQuery('delete from oauth_limits'))
+      await app.pool.query(rawQuery('delete from oauth_limits'))
       const asked = inner.requests.length
       const from = { 'x-test-address': '192.0.2.70' }
       for (let index = 0; index < 12; index++)
@@ -328,9 +328,8 @@ describe('attacks on OAuth', function () {
   })
 
   describe('the storage', () => {
-    const limits = (text: string) => app.services.pool.query(rawQuery(text))
-    const count = async (text: string) =>
-      Number(((await app.services.pool.one(rawQuery(text))) as { count: string }).count)
+    const limits = (text: string) => app.pool.query(rawQuery(text))
+    const count = async (text: string) => Number(((await app.pool.one(rawQuery(text))) as { count: string }).count)
     const from = (address: string) => ({ 'x-test-address': address })
     const signed = async (id: string, exp: number) =>
       new SignJWT({})
@@ -422,7 +421,7 @@ describe('attacks on OAuth', function () {
     })
 
     it('gives connections to senders fairly', async () => {
-      const { pool } = app.services
+      const { pool } = app.home
       const [locked, done] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
       const lock = pool.transaction(async tx => {
         await tx.query(rawQuery('lock table oauth_limits in exclusive mode'))
@@ -588,11 +587,7 @@ describe('attacks on OAuth', function () {
   describe('a flood of registrations from many addresses', () => {
     const unused = async () =>
       Number(
-        (
-          (await app.services.pool.one(
-            rawQuery('select count(*) from oauth_clients where last_used_at is null'),
-          )) as any
-        ).count,
+        ((await app.pool.one(rawQuery('select count(*) from oauth_clients where last_used_at is null'))) as any).count,
       )
     /** Concurrent registrations, each from a different address. */
     const flood = (network: string, count: number) =>
@@ -625,7 +620,7 @@ describe('attacks on OAuth', function () {
     })
 
     it('serializes registrations across processes', async () => {
-      const { pool } = app.services
+      const { pool } = app.home
       CAPACITY.unusedClients = (await unused()) + 1
       try {
         let reply: Promise<Response> | undefined
@@ -647,7 +642,7 @@ describe('attacks on OAuth', function () {
     })
 
     it('uses at most two connections and does not delay signed-in callers', async () => {
-      const { pool } = app.services
+      const { pool } = app.home
       const blocked = async () =>
         Number(
           (
@@ -721,7 +716,7 @@ describe('attacks on OAuth', function () {
       for (let index = 0; index < 5; index++) await enter(new Browser('192.0.2.41'), 'BBBB-BBBB')
       assert.equal(await enter(new Browser('192.0.2.41'), started.body.user_code), 429)
       assert.equal(await enter(new Browser('192.0.2.42'), started.body.user_code), 200)
-      await app.services.pool.query(
+      await app.pool.query(
         rawQuery(`update oauth_limits set started_at = started_at - interval '601 seconds' where kind = 'user_code'`),
       )
       assert.equal(await enter(new Browser('192.0.2.41'), started.body.user_code), 200, 'the window is over')
@@ -753,7 +748,7 @@ describe('attacks on OAuth', function () {
 
   describe('the sweep', () => {
     it('deletes expired rows, and grants a month after their end', async () => {
-      const { pool } = app.services
+      const { pool } = app
       const count = async (table: string) =>
         Number(((await pool.one(rawQuery(`select count(*) from ${table}`))) as { count: string }).count)
       await pool.query(rawQuery(`update oauth_objects set expires_at = now() - interval '1 second'`))

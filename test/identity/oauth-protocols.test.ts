@@ -65,7 +65,7 @@ describe('OAuth flows other than the code flow', () => {
 
     /** Takes the time of a device code away. */
     const expire = async (code: string) => {
-      const { pool } = app.services
+      const { pool } = app
       const row = await findObject(pool, 'DeviceCode', { by: 'id', value: code })
       assert.ok(row)
       const payload = openObject(app.services, 'DeviceCode', row.id_hash, row.sealed)

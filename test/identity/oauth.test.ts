@@ -336,7 +336,7 @@ describe('OAuth', () => {
       assert.deepEqual(await wrong({ resource: 'https://elsewhere.example' }), [400, 'invalid_target'])
       assert.deepEqual(await wrong({ grant_type: 'password' }), [400, 'unsupported_grant_type'])
       const { code, verifier } = await codeOf(app.base, flow())
-      await app.services.pool.query(
+      await app.pool.query(
         sql.unsafe`update oauth_objects set expires_at = now() - interval '1 second' where model = 'AuthorizationCode' and consumed_at is null`,
       )
       const late = await exchange(code, verifier)
@@ -399,7 +399,7 @@ describe('OAuth', () => {
       assert.equal(next.status, 200)
       // The same a moment after the grace is a theft.
       const grace = app.config.OAUTH_REFRESH_REUSE_GRACE_SECONDS
-      await app.services.pool.query(
+      await app.pool.query(
         sql.unsafe`update oauth_objects set consumed_at = consumed_at - ${grace + 1} * interval '1 second' where model = 'RefreshToken'`,
       )
       const late = await refresh(app.base, client_id, refresh_token)
@@ -444,7 +444,7 @@ describe('OAuth', () => {
     })
 
     it('are not given for a grant that ends during the refresh', async () => {
-      const { pool } = app.services
+      const { pool } = app.home
       const tokens = await tokensOf(app.base, flow())
       const { gid } = decodeJwt(tokens.access_token) as { gid: string }
       const [locked, waits] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
@@ -684,7 +684,7 @@ describe('OAuth', () => {
       ['oauth_clients', 'oauth_grants', 'oauth_objects', 'oauth_keys', 'oauth_limits'].map(async table => {
         const row = sql.type(z.object({ text: z.string() }))
         const name = sql.identifier([table])
-        const rows = await app.services.pool.any(row`select to_jsonb(t)::text as text from ${name} t`)
+        const rows = await app.pool.any(row`select to_jsonb(t)::text as text from ${name} t`)
         return rows.map(({ text }) => text).join('\n')
       }),
     )

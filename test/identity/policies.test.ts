@@ -183,7 +183,7 @@ describe('policies', () => {
     it('leave global audit entries that name the version', async () => {
       const { id } = await make()
       await app.admin.patch(`/policies/${id}`, { name: 'second' })
-      const entries = (await app.services.pool.any(sql.unsafe`
+      const entries = (await app.pool.any(sql.unsafe`
         select action, project_id, resource_srn, status, detail from audit_entries
         where resource_public_id = ${id} order by created_at, id`)) as readonly any[]
       assert.deepEqual(
@@ -254,7 +254,7 @@ describe('policies', () => {
           attached = app.admin.post(`/users/${user.id}/policies/${id}`)
           await onSeparateConnection(() =>
             eventually(() =>
-              app.services.pool.exists(sql.unsafe`
+              app.pool.exists(sql.unsafe`
                 select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`),
             ),
           )

@@ -234,13 +234,13 @@ describe('credentials', () => {
       const user = await app.user(undefined, [allowAll])
       const project = await app.project()
       assert.equal((await user.get(`/projects/${project.id}`)).status, 200)
-      await app.services.pool.query(sql.unsafe`delete from user_policies where user_id = ${user.id}`)
+      await app.pool.query(sql.unsafe`delete from user_policies where user_id = ${user.id}`)
       assert.equal(
         (await user.get(`/projects/${project.id}`)).status,
         200,
         'an unannounced change is not visible immediately',
       )
-      await app.services.pool.query(sql.unsafe`
+      await app.pool.query(sql.unsafe`
         select pg_terminate_backend(pid) from pg_stat_activity
         where datname = current_database() and application_name = 'muster-listen'`)
       await eventually(async () => (await user.get(`/projects/${project.id}`)).status === 403, { within: 4000 })
@@ -250,7 +250,7 @@ describe('credentials', () => {
       const project = await app.project()
       const user = await app.user(undefined, [allowAll])
       const policy = (await app.admin.get(`/users/${user.id}`)).body.policy_ids[0]
-      await app.services.pool.query(sql.unsafe`
+      await app.pool.query(sql.unsafe`
         update policies set document = '{"statement": "none"}', version = version + 1 where id = ${policy}`)
       // Any announced change makes the process read again.
       for (let round = 0; round < 3; round++) {

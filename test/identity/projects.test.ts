@@ -18,7 +18,7 @@ describe('projects', () => {
   const app = forSuite(() => startApp({ clock }))
   const clock = manualClock()
   const eventsOf = async (id: string) =>
-    (await storedEvents(app.services.pool, { project: id })).filter(event => event.name.startsWith('projects.'))
+    (await storedEvents(app.pool, { project: id })).filter(event => event.name.startsWith('projects.'))
 
   describe('create', () => {
     it('answers the record with its defaults', async () => {

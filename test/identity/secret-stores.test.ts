@@ -93,7 +93,7 @@ describe('secrets in external stores', () => {
     assert.equal(reply.status, 201, JSON.stringify(reply.body))
     return reply.body.id
   }
-  const reading = (id: string) => openSecret(app.services.pool, app.services, project.id, id)
+  const reading = (id: string) => openSecret(app.pool, app.services, project.id, id)
   const failsWith = (reason: string, id: string) => (error: AppError) => {
     assert.deepEqual([error.code, error.meta], ['SECRET_NOT_DECRYPTABLE', { secret_id: id, reason }])
     assert.ok(!error.message.includes(TOKEN))

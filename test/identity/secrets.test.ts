@@ -21,7 +21,7 @@ describe('secrets', () => {
   const project = forSuite(() => app.project())
   const store = async (value: string, of = project) =>
     (await of.key.post('/secrets', { name: 'stored', value })).body.id as string
-  const reading = (id: string, of = project) => openSecret(app.services.pool, app.services, of.id, id)
+  const reading = (id: string, of = project) => openSecret(app.pool, app.services, of.id, id)
   const failsWith = (code: string, id: string) => (error: AppError) =>
     error instanceof AppError && error.code === code && error.meta?.secret_id === id
 
@@ -153,7 +153,7 @@ describe('secrets', () => {
       const made = (await project.key.post('/secrets', { name: 'told', value: 'v' })).body
       const changed = (await project.key.patch(`/secrets/${made.id}`, { name: 'told again' })).body
       await project.key.delete(`/secrets/${made.id}`)
-      const events = await storedEvents(app.services.pool, { resource: made.id })
+      const events = await storedEvents(app.pool, { resource: made.id })
       assert.deepEqual(
         events.map(({ name, data }) => [name, data]),
         [
@@ -190,7 +190,7 @@ describe('secrets', () => {
       assert.ok(hours > 23.9 && hours <= 24)
       await app.rows(`update secrets set previous_until = now() - interval '1 second' where id = $1 returning 1`, [id])
       assert.equal((await project.key.post(`/secrets/${id}/rollback`)).status, 404)
-      assert.ok((await dropReplacedValues(app.services.pool)) >= 1)
+      assert.ok((await dropReplacedValues(app.pool)) >= 1)
       const [kept] = await app.rows('select previous_sealed_value from secrets where id = $1', [id])
       assert.equal(kept.previous_sealed_value, null)
     })
@@ -201,7 +201,7 @@ describe('secrets', () => {
       const inner = await store('never read')
       const a = await store(`{{secret:${inner}}}$&`)
       const b = await store('second')
-      const { texts, values } = await resolveTokens(app.services.pool, app.services, project.id, [
+      const { texts, values } = await resolveTokens(app.pool, app.services, project.id, [
         `Bearer {{secret:${a}}}`,
         `{{secret:${b}}}-{{secret:${a}}}-{{secret:${b}}}`,
         'plain {{ secret:x }} {{other}}',
@@ -223,7 +223,7 @@ describe('secrets', () => {
       await assert.rejects(check([`{{secret:${foreign}}}`]), failsWith('SECRET_NOT_FOUND', foreign))
       await assert.rejects(check([], ['sec_x']), failsWith('SECRET_NOT_FOUND', 'sec_x'))
       await assert.rejects(
-        resolveTokens(app.services.pool, app.services, project.id, [`{{secret:${foreign}}}`]),
+        resolveTokens(app.pool, app.services, project.id, [`{{secret:${foreign}}}`]),
         failsWith('SECRET_NOT_FOUND', foreign),
       )
       await project.key.delete(`/secrets/${own}`)
@@ -330,7 +330,7 @@ describe('secrets', () => {
       const minted = { 'idempotency-key': 'reencrypted-answer' }
       const key = (await app.admin.post('/project-keys', { name: 'kept' }, minted)).body.secret
       const open = (box: ReturnType<typeof createSecretBox>) =>
-        openSecret(app.services.pool, { ...app.services, secrets: box }, project.id, id)
+        openSecret(app.pool, { ...app.services, secrets: box }, project.id, id)
       const alone = createSecretBox({ key: next })
       const both = createSecretBox({ key: next, previous: [old] })
       await assert.rejects(open(alone), failsWith('SECRET_NOT_DECRYPTABLE', id))
@@ -390,15 +390,9 @@ describe('secrets', () => {
       ])
       assert.equal(result.remaining, 2)
       assert.ok(batches.length >= 3, String(batches))
-      assert.equal(
-        await openSecret(app.services.pool, { ...app.services, secrets: both }, project.id, bulk[1199]),
-        bulk[1199],
-      )
+      assert.equal(await openSecret(app.pool, { ...app.services, secrets: both }, project.id, bulk[1199]), bulk[1199])
       for (const [index, id] of ids.entries())
-        assert.equal(
-          await openSecret(app.services.pool, { ...app.services, secrets: both }, project.id, id),
-          `value ${index}`,
-        )
+        assert.equal(await openSecret(app.pool, { ...app.services, secrets: both }, project.id, id), `value ${index}`)
       await reencryptSecrets({ ...app.services, secrets: createSecretBox({ key: old, previous: [next] }) })
     })
 

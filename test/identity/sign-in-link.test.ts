@@ -9,7 +9,7 @@ describe('sign-in links', () => {
   const app = forSuite(startApp)
 
   const link = async (clock = systemClock) => {
-    const admin = await findFirstAdmin(app.services.pool)
+    const admin = await findFirstAdmin(app.pool)
     assert.ok(admin)
     return issueSignInLink({ config: app.config, clock }, admin)
   }

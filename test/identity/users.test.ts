@@ -27,9 +27,9 @@ const PASSWORD = 'a fine password'
 
 /** Audit entries of an action, oldest first. */
 const entries = (app: TestApp, action: string) =>
-  app.services.pool.any(
-    sql.unsafe`select * from audit_entries where action = ${action} order by created_at, id`,
-  ) as Promise<readonly any[]>
+  app.pool.any(sql.unsafe`select * from audit_entries where action = ${action} order by created_at, id`) as Promise<
+    readonly any[]
+  >
 
 describe('users', () => {
   const app = forSuite(() => startApp({ clock }))
@@ -44,7 +44,7 @@ describe('users', () => {
     it('succeeds for exactly one of ten concurrent calls', async () => {
       const empty = await startApp()
       try {
-        await empty.services.pool.query(sql.unsafe`delete from users`)
+        await empty.pool.query(sql.unsafe`delete from users`)
         const body = { username: 'root', password: PASSWORD }
         const replies = await Promise.all(
           Array.from({ length: 10 }, () => empty.anonymous.post('/users/bootstrap', body)),
@@ -70,7 +70,7 @@ describe('users', () => {
     it('is done at boot from ADMIN_USERNAME and ADMIN_PASSWORD, and silently nothing later', async () => {
       const empty = await startApp()
       try {
-        await empty.services.pool.query(sql.unsafe`delete from users`)
+        await empty.pool.query(sql.unsafe`delete from users`)
         const config = { ...loadConfig(), ...empty.config, ADMIN_USERNAME: 'boot', ADMIN_PASSWORD: PASSWORD }
         const services = { ...empty.services, config }
         await Promise.all([bootstrapFromSettings(services), bootstrapFromSettings(services)])
@@ -142,8 +142,8 @@ describe('users', () => {
       const key = scryptSync(PASSWORD, salt, 32, { N: 1024, r: 8, p: 1 })
       const text = (bytes: Buffer) => bytes.toString('base64').replace(/=+$/, '')
       const phc = `$scrypt$ln=10,r=8,p=1$${text(salt)}$${text(key)}`
-      const stored = () => app.services.pool.oneFirst(sql.unsafe`select password_hash from users where id = ${user.id}`)
-      await app.services.pool.query(sql.unsafe`update users set password_hash = ${phc} where id = ${user.id}`)
+      const stored = () => app.pool.oneFirst(sql.unsafe`select password_hash from users where id = ${user.id}`)
+      await app.pool.query(sql.unsafe`update users set password_hash = ${phc} where id = ${user.id}`)
       assert.equal((await login('oldhash', 'wrong password')).status, 401)
       assert.equal(await stored(), phc)
       assert.equal((await login('oldhash')).status, 200)
@@ -217,7 +217,7 @@ describe('users', () => {
     /** Waits until `count` attempts are audited or stored for the next entry. */
     const gathered = (name: string, count: number, at: TestApp = app) =>
       eventually(async () => {
-        const held = await at.services.pool.maybeOneFirst(
+        const held = await at.pool.maybeOneFirst(
           sql.unsafe`select attempts from refused_attempts where action = 'users:Login' and username = ${name}`,
         )
         return counted(await refused(at, name || null)) + Number(held ?? 0) === count
@@ -494,13 +494,13 @@ describe('users', () => {
             other.patch(`/users/${first}`, { role: 'user' }),
           ]
           const blocked = () =>
-            pair.services.pool.oneFirst(sql.unsafe`
+            pair.pool.oneFirst(sql.unsafe`
               select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`)
           await eventually(async () => (await onSeparateConnection(blocked)) === 2)
           return { waiting }
         })
         assert.deepEqual((await Promise.all(replies.waiting)).map(reply => reply.status).sort(), [200, 409])
-        const left = await pair.services.pool.oneFirst(sql.unsafe`select count(*) from users where role = 'admin'`)
+        const left = await pair.pool.oneFirst(sql.unsafe`select count(*) from users where role = 'admin'`)
         assert.equal(left, 1)
       } finally {
         await pair.close()
@@ -630,7 +630,7 @@ describe('users', () => {
       const seen = new Map<string, number>()
       let open = false
       while (!open && done < 8) {
-        const idle = (await app.services.pool.anyFirst(sql.unsafe`
+        const idle = (await app.pool.anyFirst(sql.unsafe`
           select pid || ' ' || xact_start from pg_stat_activity
           where datname = current_database() and state = 'idle in transaction'`)) as readonly string[]
         for (const transaction of idle) {
@@ -670,7 +670,7 @@ describe('users', () => {
       const from = app.statements.length
       const change = vera.put('/users/me/password', { current_password: PASSWORD, new_password: 'too late for this' })
       await eventually(() => app.statements.slice(from).some(text => text.includes('password_hash')), { every: 1 })
-      await app.services.pool.query(sql.unsafe`
+      await app.pool.query(sql.unsafe`
         update users set password_hash = ${reset}, token_version = token_version + 1 where id = ${vera.id}`)
       await others
       assert.equal((await change).status, 401)
@@ -727,11 +727,7 @@ describe('users', () => {
       const leaving = new AbortController()
       const left = Array.from({ length: 60 }, (_, at) => signInUnless(leaving, `leaving ${at}`))
       const counted = async () =>
-        Number(
-          await app.services.pool.oneFirst(
-            sql.unsafe`select count(*) from login_failures where username like 'leaving %'`,
-          ),
-        )
+        Number(await app.pool.oneFirst(sql.unsafe`select count(*) from login_failures where username like 'leaving %'`))
       await eventually(async () => (await counted()) > 0, { every: 1 })
       leaving.abort()
       await Promise.all(left)
@@ -745,7 +741,7 @@ describe('users', () => {
       realPasswords()
       await make('salt1')
       await make('salt2')
-      const hashes = (await app.services.pool.anyFirst(
+      const hashes = (await app.pool.anyFirst(
         sql.unsafe`select password_hash from users where username in ('salt1', 'salt2')`,
       )) as readonly string[]
       assert.notEqual(hashes[0], hashes[1])

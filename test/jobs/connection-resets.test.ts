@@ -107,7 +107,7 @@ describe('processes whose connections to the database are reset', function () {
     for (const [name, count] of Object.entries(counts)) assert.ok(count > 5, `${name}: ${count}`)
     assert.ok(refused > 0, 'some requests met a reset')
 
-    const { pool } = app.services
+    const { pool } = app
     const states = (text: 'generations' | 'orchestration_runs' | 'trigger_firings', column: string, ids: string[]) =>
       pool.any(sql.unsafe`
         select ${sql.identifier([column])} as state, error::text as error from ${sql.identifier([text])}

@@ -122,7 +122,7 @@ describe('delivery', () => {
     const { id } = await use.hook(receiver.url)
     await use.write()
     await eventually(() => receiver.requests.length === 1)
-    await app.services.pool.query(sql.unsafe`delete from events where project_id = ${use.project}`)
+    await app.pool.query(sql.unsafe`delete from events where project_id = ${use.project}`)
     const delivery = await use.ended(id)
     assert.equal(delivery.status, 'failed')
     assert.equal(receiver.requests.length, 1)
@@ -284,9 +284,7 @@ describe('delivery', () => {
 
   it('whose secret does not open is closed and never sent unsigned', async () => {
     const { id } = await use.hook(receiver.url)
-    await app.services.pool.query(
-      sql.unsafe`update webhooks set sealed_secret = 'v1.00000000.AAAA.AAAA.AAAA' where id = ${id}`,
-    )
+    await app.pool.query(sql.unsafe`update webhooks set sealed_secret = 'v1.00000000.AAAA.AAAA.AAAA' where id = ${id}`)
     await use.write()
     const delivery = await use.ended(id)
     assert.equal(delivery.status, 'failed')
@@ -352,7 +350,7 @@ describe('delivery', () => {
     await eventually(
       async () =>
         (
-          (await app.services.pool.anyFirst(
+          (await app.pool.anyFirst(
             sql.unsafe`select slot from webhook_slots where webhook_id = ${id} and holder is not null`,
           )) as number[]
         ).length === 0,
@@ -363,7 +361,7 @@ describe('delivery', () => {
     const { id } = await use.hook(receiver.url)
     await use.write()
     await use.ended(id)
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       update webhook_deliveries set status = 'queued', next_attempt_at = now() where webhook_id = ${id}`)
     await eventually(() => receiver.requests.length === 2)
   })
@@ -396,7 +394,7 @@ describe('delivery', () => {
     await eventually(() => slow.requests.length === 800)
     assert.ok(slow.most <= share, `${slow.most} concurrently`)
     const left = () =>
-      own.services.pool.oneFirst(
+      own.pool.oneFirst(
         sql.unsafe`select count(*) from webhook_deliveries where project_id = ${crowd} and status <> 'completed'`,
       )
     await eventually(async () => (await left()) === 0)
@@ -447,7 +445,7 @@ describe('a webhook whose deliveries keep failing', () => {
     // Not on the allow-list: a delivery fails without three attempts.
     const { id } = await use.hook(BLOCKED)
     /** Failures in a row, which are counted after the deliveries have been settled. */
-    const failures = () => app.services.pool.oneFirst(sql.unsafe`select failures from webhooks where id = ${id}`)
+    const failures = () => app.pool.oneFirst(sql.unsafe`select failures from webhooks where id = ${id}`)
     const fail = async (count: number) => {
       const before = (await failures()) as number
       await app.services.write(async tx => {
@@ -503,7 +501,7 @@ describe('a webhook whose deliveries keep failing', () => {
       clock.advance(25 * 3_600_000)
       await fail(1)
       assert.equal(await active(), true)
-      const row = await app.services.pool.one(sql.unsafe`select failures, failing_since from webhooks where id = ${id}`)
+      const row = await app.pool.one(sql.unsafe`select failures, failing_since from webhooks where id = ${id}`)
       assert.deepEqual(row, { failures: 1, failing_since: clock.now().toISOString() })
     } finally {
       await receiver.close()
@@ -664,7 +662,7 @@ describe('delivery by processes that die', () => {
     assert.equal(new Set(receiver.requests.map(request => request.headers['x-svc-delivery'])).size, 200)
     assert.ok(receiver.most <= 5, `${receiver.most} concurrently`)
     assert.ok(receiver.most >= 2)
-    const slots = await app.services.pool.anyFirst(
+    const slots = await app.pool.anyFirst(
       sql.unsafe`select slot from webhook_slots where webhook_id = ${id} and holder is not null`,
     )
     assert.deepEqual(slots, [])

@@ -54,7 +54,7 @@ describe('workers of ingestion', function () {
     return body.id as string
   }
   const attempt = (id: string) =>
-    app.services.pool.maybeOne(sql.unsafe`select * from ingestion_attempts where document_id = ${id}`) as Promise<{
+    app.pool.maybeOne(sql.unsafe`select * from ingestion_attempts where document_id = ${id}`) as Promise<{
       id: string
       state: string
       claims: number
@@ -81,7 +81,7 @@ describe('workers of ingestion', function () {
       Array.from({ length: 150 }, (_, n) => n),
     )
     assert.equal(chunks.map(chunk => chunk.content).join(''), TEXT)
-    const vectors = await app.services.pool.one(sql.unsafe`
+    const vectors = await app.pool.one(sql.unsafe`
       select count(*) as count, count(distinct ref_id) as of_chunks from knowledge_vectors where container_id = ${id}`)
     assert.deepEqual(vectors, { count: 150, of_chunks: 150 })
     const { body } = await key.get(`/documents/${id}`)
@@ -148,7 +148,7 @@ describe('workers of ingestion', function () {
       await steadyWorker()
       await settledStatus(key, id)
       const chunkIds = () =>
-        app.services.pool.any(sql.unsafe`select id from document_chunks where document_id = ${id} order by id`)
+        app.pool.any(sql.unsafe`select id from document_chunks where document_id = ${id} order by id`)
       const before = await chunkIds()
       process.kill(frozen.pid, 'SIGCONT')
       await logged(frozen, `"outcome":"${point.endsWith('ended') ? 'ready' : 'claim_lost'}"`)
@@ -197,7 +197,7 @@ describe('workers of ingestion', function () {
     assert.deepEqual([body.status, body.error.code, body.chunk_count], ['failed', 'INGESTION_TIMEOUT', 0])
     assert.deepEqual(await chunksOf(app, id), [])
     const vectors = sql.unsafe`select count(*) from knowledge_vectors where container_id = ${id}`
-    assert.equal(await app.services.pool.oneFirst(vectors), 0)
+    assert.equal(await app.pool.oneFirst(vectors), 0)
   })
 
   it('SIGTERM lets an ingestion finish', async () => {
@@ -412,12 +412,12 @@ describe('workers of ingestion', function () {
         assert.ok([200, 201, 202, 204, 401, 404].includes(status), `${status}`)
       for (const table of ['documents', 'document_chunks', 'knowledge_vectors', 'files', 'events']) {
         const left = sql.unsafe`select count(*) from ${sql.identifier([table])} where project_id = ${project.id}`
-        assert.equal(await app.services.pool.oneFirst(left), 0, table)
+        assert.equal(await app.pool.oneFirst(left), 0, table)
       }
     }
     await eventually(
       async () =>
-        (await app.services.pool.oneFirst(sql.unsafe`
+        (await app.pool.oneFirst(sql.unsafe`
           select count(*) from pgboss.job_common where name like 'ingestion.process%' and state <> 'completed'`)) === 0,
     )
     const complaints = busy.output.filter(line => /"level":(40|50|60)/.test(line))
@@ -474,11 +474,12 @@ describe('workers of ingestion', function () {
     await killed
     const seeded = `FUZZ_SEED=${seed}`
     for (const answer of answered) assert.notEqual((answer as { status?: number } | undefined)?.status, 500, seeded)
-    await eventually(
-      async () => (await app.services.pool.oneFirst(sql.unsafe`select count(*) from ingestion_attempts`)) === 0,
-      { within: 60_000, every: 200, what: `the end of all attempts, ${seeded}` },
-    )
-    const broken = await app.services.pool.any(sql.unsafe`
+    await eventually(async () => (await app.pool.oneFirst(sql.unsafe`select count(*) from ingestion_attempts`)) === 0, {
+      within: 60_000,
+      every: 200,
+      what: `the end of all attempts, ${seeded}`,
+    })
+    const broken = await app.pool.any(sql.unsafe`
       select d.id, d.status, d.error, d.chunk_count, c.*, v.*
       from documents d
       cross join lateral (select count(*) as chunks, coalesce(max(chunk_index) + 1, 0) as last from document_chunks
@@ -492,7 +493,7 @@ describe('workers of ingestion', function () {
     assert.deepEqual(broken, [], seeded)
     const orphans = sql.unsafe`
       select count(*) from knowledge_vectors v where not exists (select from document_chunks c where c.id = v.ref_id)`
-    assert.equal(await app.services.pool.oneFirst(orphans), 0, seeded)
+    assert.equal(await app.pool.oneFirst(orphans), 0, seeded)
     for (const id of ids) {
       const ended = (await eventsOf(app, id)).filter(({ name }) => /ingested|ingest_failed/.test(name))
       assert.ok(ended.length <= (admitted.get(id) as number), `${id}, ${seeded}`)
@@ -518,7 +519,7 @@ describe('workers of ingestion', function () {
     await first.kill()
     assert.ok((await ready()) < 40)
     await eventually(async () => (await ready()) === 40, { within: 120_000, every: 200 })
-    const counted = await app.services.pool.any(sql.unsafe`
+    const counted = await app.pool.any(sql.unsafe`
       select d.chunk_count, (select count(*) from document_chunks c where c.document_id = d.id) as chunks,
         (select count(distinct c.page_number) from document_chunks c where c.document_id = d.id) as pages,
         (select count(*) from knowledge_vectors v where v.container_id = d.id) as vectors,
@@ -526,7 +527,7 @@ describe('workers of ingestion', function () {
         count(*) as documents
       from documents d group by 1, 2, 3, 4, 5`)
     assert.deepEqual(counted, [{ chunk_count: 20, chunks: 20, pages: 20, vectors: 20, ended: 1, documents: 40 }])
-    assert.equal(await app.services.pool.oneFirst(sql.unsafe`select count(*) from ingestion_attempts`), 0)
+    assert.equal(await app.pool.oneFirst(sql.unsafe`select count(*) from ingestion_attempts`), 0)
   })
 })
 
@@ -545,15 +546,14 @@ describe('orphaned ingestion', function () {
     const { body } = await key.post('/documents/ingest', { file_id: await upload(key, 'some text') })
     return body.id as string
   }
-  const loseMessages = () =>
-    web.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'ingestion.process'`)
+  const loseMessages = () => web.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'ingestion.process'`)
   const attemptOf = (id: string) =>
-    web.services.pool.one(sql.unsafe`select id, due_at from ingestion_attempts where document_id = ${id}`) as Promise<{
+    web.pool.one(sql.unsafe`select id, due_at from ingestion_attempts where document_id = ${id}`) as Promise<{
       id: string
       due_at: string
     }>
   const statusInRow = (id: string) =>
-    web.services.pool.oneFirst(sql.unsafe`select status from documents where id = ${id}`) as Promise<string>
+    web.pool.oneFirst(sql.unsafe`select status from documents where id = ${id}`) as Promise<string>
 
   /** Begins an attempt `times` times while its document is locked and a statement of the test changes something. */
   const beginLate = async (id: string, attempt: string, times: number, change: QuerySqlToken) => {
@@ -595,7 +595,7 @@ describe('orphaned ingestion', function () {
     const id = await accepted()
     await age(web, id, 10)
     for (let look = 0; look < 3; look++) await sweep(web)
-    const waiting = await web.services.pool.oneFirst(
+    const waiting = await web.pool.oneFirst(
       sql.unsafe`select count(*) from pgboss.job_common where name = 'ingestion.process'`,
     )
     assert.equal(waiting, 1)
@@ -603,15 +603,15 @@ describe('orphaned ingestion', function () {
 
   it('is taken over when the lease of the worker is over that seems to hold its message', async () => {
     const id = await accepted()
-    await web.services.pool.query(sql.unsafe`
+    await web.pool.query(sql.unsafe`
       update ingestion_attempts set state = 'running', claims = 1, due_at = now() where document_id = ${id}`)
-    const due = await web.services.pool.oneFirst(sql.unsafe`
+    const due = await web.pool.oneFirst(sql.unsafe`
       update pgboss.job_common set state = 'active', group_tier = 'other', started_on = now(), heartbeat_on = now()
       where name = 'ingestion.process' returning heartbeat_on + interval '3 s'`)
     const env = { INGESTION_LEASE_SECONDS: '3' }
     const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl, env })
     assert.equal((await settledStatus(key, id)).status, 'ready')
-    const told = await web.services.pool.oneFirst(
+    const told = await web.pool.oneFirst(
       sql.unsafe`select created_at from events where resource_id = ${id} and name = 'documents.ingested'`,
     )
     assert.ok((told as string) >= (due as string), `${told} is before ${due}`)
@@ -621,7 +621,7 @@ describe('orphaned ingestion', function () {
   it('is retried by the sweep when its worker and its message are gone', async () => {
     const id = await accepted()
     await loseMessages()
-    await web.services.pool.query(sql.unsafe`
+    await web.pool.query(sql.unsafe`
       update ingestion_attempts set state = 'running', claims = 1, due_at = now() - interval '1 minute'
       where document_id = ${id}`)
     const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
@@ -632,13 +632,11 @@ describe('orphaned ingestion', function () {
 
   it('has not stalled, however long its worker takes, while its message is renewed or waits for another worker', async () => {
     const id = await accepted()
-    await web.services.pool.query(sql.unsafe`
+    await web.pool.query(sql.unsafe`
       update ingestion_attempts set state = 'running', claims = 1, due_at = now() - interval '1 day'
       where document_id = ${id}`)
     const setMessage = (change: string) =>
-      web.services.pool.query(
-        sql.unsafe`update pgboss.job_common set ${rawFragment(change)} where name = 'ingestion.process'`,
-      )
+      web.pool.query(sql.unsafe`update pgboss.job_common set ${rawFragment(change)} where name = 'ingestion.process'`)
     const silent = ['start_after', 'started_on', 'heartbeat_on'].map(column => `${column} = now() - interval '1 day'`)
     const status = async () => {
       await sweep(web)
@@ -693,12 +691,12 @@ describe('orphaned ingestion', function () {
   it('is tried again after 10 s and 40 s when it fails without a name, and then has failed', async () => {
     const file = await upload(key, 'some text')
     // Fewer bytes than the record says: a fault of ours.
-    await web.services.pool.query(sql.unsafe`update files set size = 99 where id = ${file}`)
+    await web.pool.query(sql.unsafe`update files set size = 99 where id = ${file}`)
     const { body } = await key.post('/documents/ingest', { file_id: file })
     const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
     const failedTimes = (count: number) =>
       eventually(async () => {
-        const row = (await web.services.pool.maybeOne(sql.unsafe`
+        const row = (await web.pool.maybeOne(sql.unsafe`
           select failures, state, extract(epoch from due_at - now())::float8 as due_in,
             (select count(*) from pgboss.job_common where name = 'ingestion.process' and state = 'created'
               and start_after between a.due_at - interval '2 s' and a.due_at + interval '2 s') as messages
@@ -742,15 +740,15 @@ describe('orphaned ingestion', function () {
 
   it('continues with the next try when its cause is gone', async () => {
     const file = await upload(key, 'some text')
-    await web.services.pool.query(sql.unsafe`update files set size = 99 where id = ${file}`)
+    await web.pool.query(sql.unsafe`update files set size = 99 where id = ${file}`)
     const { body } = await key.post('/documents/ingest', { file_id: file })
     // A requeued attempt is no failure.
-    await web.services.pool.query(sql.unsafe`update ingestion_attempts set claims = 5 where document_id = ${body.id}`)
+    await web.pool.query(sql.unsafe`update ingestion_attempts set claims = 5 where document_id = ${body.id}`)
     const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
     await eventually(async () =>
       worker.logs.some(line => line.includes('"outcome":"retry"') && line.includes('next_ms')),
     )
-    await web.services.pool.query(sql.unsafe`update files set size = 9 where id = ${file}`)
+    await web.pool.query(sql.unsafe`update files set size = 9 where id = ${file}`)
     await age(web, body.id, 6)
     await sweep(worker)
     assert.equal((await settledStatus(key, body.id)).status, 'ready')
@@ -760,7 +758,7 @@ describe('orphaned ingestion', function () {
 
   it('shows nothing of an earlier try once it is claimed', async () => {
     const id = await accepted()
-    await web.services.pool.query(sql.unsafe`
+    await web.pool.query(sql.unsafe`
       update documents set chunk_count = 5, embedded_chunks = 4, total_chunks = 9, total_pages = 3 where id = ${id}`)
     const worker = await startApp({
       workers: ['ingestion'],
@@ -795,8 +793,8 @@ describe('orphaned ingestion', function () {
     )
     for (const { claim, entity: document } of begun) {
       assert.deepEqual([document.title, document.status], ['Changed meanwhile', 'processing'])
-      assert.equal(await ingestionWork.table.isCurrent(web.services.pool, claim), claim.claims === 5)
-      assert.equal((await ingestionWork.table.lock(web.services.pool, claim)) !== null, claim.claims === 5)
+      assert.equal(await ingestionWork.table.isCurrent(web.pool, claim), claim.claims === 5)
+      assert.equal((await ingestionWork.table.lock(web.pool, claim)) !== null, claim.claims === 5)
     }
   })
 
@@ -812,7 +810,7 @@ describe('orphaned ingestion', function () {
     const { onExhausted } = ingestionWork.handler
     const givenUp = async (state: string, dueIn: number) => {
       const entity_id = await accepted()
-      const work_id = (await web.services.pool.oneFirst(sql.unsafe`
+      const work_id = (await web.pool.oneFirst(sql.unsafe`
         update ingestion_attempts set state = ${state}, claims = 1, due_at = now() + ${dueIn} * interval '1 s'
         where document_id = ${entity_id} returning id`)) as string
       await onExhausted?.({ entity_id, work_id }, new Error('not to be handled'), web.services)
@@ -826,17 +824,15 @@ describe('orphaned ingestion', function () {
 
   it('has failed when its message could not be handled at all', async () => {
     const id = await accepted()
-    await web.services.pool.query(sql.unsafe`create sequence claims_refused`)
-    await web.services.pool.query(sql.unsafe`
+    await web.pool.query(sql.unsafe`create sequence claims_refused`)
+    await web.pool.query(sql.unsafe`
       create function refuse_claims() returns trigger language plpgsql as $$ begin
         if nextval('claims_refused') = 1 then raise exception 'claims are refused'; end if;
         return new;
       end $$`)
-    await web.services.pool.query(sql.unsafe`
+    await web.pool.query(sql.unsafe`
       create trigger refuse_claims before update on ingestion_attempts for each row execute function refuse_claims()`)
-    await web.services.pool.query(
-      sql.unsafe`update pgboss.job_common set retry_limit = 0 where name = 'ingestion.process'`,
-    )
+    await web.pool.query(sql.unsafe`update pgboss.job_common set retry_limit = 0 where name = 'ingestion.process'`)
     const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
     const { status, error } = await settledStatus(key, id)
     assert.equal(status, 'failed')
@@ -849,7 +845,7 @@ describe('orphaned ingestion', function () {
     const file = await upload(key, 'some text')
     const waiting = key.post('/documents/ingest?wait=true', { file_id: file })
     const id = await eventually(async () => (await key.get(`/files/${file}`)).body.document_id as string | null)
-    await web.services.pool.query(sql.unsafe`update documents set status = 'ready' where id = ${id}`)
+    await web.pool.query(sql.unsafe`update documents set status = 'ready' where id = ${id}`)
     const { status, body } = await waiting
     assert.deepEqual([status, body.status], [201, 'ready'])
   })

@@ -194,7 +194,7 @@ describe('processes whose connections to the database go silent', function () {
     await settled(WITHIN_MS)
   }
 
-  const read = (text: ReturnType<typeof sql.unsafe>) => app.services.pool.any(text) as Promise<readonly any[]>
+  const read = (text: ReturnType<typeof sql.unsafe>) => app.pool.any(text) as Promise<readonly any[]>
 
   /** Waits until all acknowledged work is done, once. Fails with the remaining work when the time is over. */
   async function settled(within: number): Promise<void> {
@@ -311,12 +311,12 @@ describe('processes whose connections to the database go silent', function () {
     times.push(`| lost claims of ${[...all.keys()].join(', ')} | ${took.toFixed(1)} |`)
 
     // Deliveries that were claimed by a worker that was lost are claimed alone.
-    await app.services.pool.query(sql.unsafe`alter table webhook_deliveries alter column worker_losses set default 1`)
+    await app.pool.query(sql.unsafe`alter table webhook_deliveries alter column worker_losses set default 1`)
     const lost = proxy.loseAnswer(sent => /set claim = d\.claim \+ 1[\s\S]*ran_alone/.test(sent))
     await kinds.at(-1)?.()
     await lost
     const suspectLostAt = performance.now()
-    await app.services.pool.query(sql.unsafe`alter table webhook_deliveries alter column worker_losses set default 0`)
+    await app.pool.query(sql.unsafe`alter table webhook_deliveries alter column worker_losses set default 0`)
     await settled(WITHIN_MS)
     times.push(`| lost claim of a suspect delivery | ${((performance.now() - suspectLostAt) / 1000).toFixed(1)} |`)
   })

@@ -134,7 +134,7 @@ describe('work while the database is unavailable', function () {
       async refused => {
         const ending = ingested(app.key, file)
         await refused(4)
-        const { failures, claims } = (await app.services.pool.one(
+        const { failures, claims } = (await app.pool.one(
           sql.unsafe`select failures, claims from ingestion_attempts`,
         )) as { failures: number; claims: number }
         assert.deepEqual([failures, claims], [0, 1])

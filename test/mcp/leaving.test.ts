@@ -18,7 +18,7 @@ describe('a client of /mcp that disconnects', () => {
   let send: ReturnType<typeof wire>
   before(async () => {
     send = wire(app.url, app.key.token)
-    locking = new pg.Client({ connectionString: app.databaseUrl })
+    locking = new pg.Client({ connectionString: app.databaseUrlOf(app.projectId) })
     await locking.connect()
   })
   after(async () => {

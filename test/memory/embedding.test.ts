@@ -37,7 +37,7 @@ describe('vectors of memories', function () {
   }
   const local = (dimensions: number) => ({ EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: String(dimensions) })
   const counts = () =>
-    first.services.pool.one(sql.unsafe`
+    first.pool.one(sql.unsafe`
       select count(*)::int as vectors, count(distinct space_id)::int as spaces, max(length(vec)) as bytes
       from knowledge_vectors where source = 2`) as Promise<object>
   const embedded = async () => (await memoriesOf(key, store, '&limit=100')).every(memory => memory.embedded)
@@ -117,7 +117,7 @@ describe('vectors of memories', function () {
     await state(key, store, 'a good text')
     const { app } = await next(remote(server))
     const waiting = () =>
-      app.services.pool.oneFirst(sql.unsafe`select count(*)::int from memories where space_id = 0`) as Promise<number>
+      app.pool.oneFirst(sql.unsafe`select count(*)::int from memories where space_id = 0`) as Promise<number>
     await eventually(async () => {
       await app.services.queues.send([queueMessage(memoryEmbedQueue, {})])
       return (await waiting()) === 0
@@ -127,7 +127,7 @@ describe('vectors of memories', function () {
 
   it('and hashes and words are rebuilt by muster reprocess memory', async () => {
     for (const text of texts(3)) await state(key, store, text)
-    await first.services.pool.query(sql.unsafe`
+    await first.pool.query(sql.unsafe`
       update memories set content_hash = 'x', tsv = to_tsvector('simple', 'other') where content like '%number 1%'`)
     const json = async (args: string[], env: Record<string, string>) => {
       const { code, stdout, stderr } = await muster(['reprocess', 'memory', ...args, '--json'], {

@@ -258,7 +258,7 @@ describe('writing facts', () => {
       sql.fragment`memory_id = (select id from memories where memory_store_id <> ${store} limit 1)`,
       sql.fragment`memory_rule_id = 'mrule_1'`,
     ])
-      await assert.rejects(app.services.pool.query(sql.unsafe`update memory_entries set ${change} where id = ${id}`))
+      await assert.rejects(app.pool.query(sql.unsafe`update memory_entries set ${change} where id = ${id}`))
     for (const method of ['patch', 'delete'] as const)
       assert.ok([404, 405].includes((await key[method](`/memory-entries/${id}`, {} as never)).status))
   })

@@ -104,7 +104,7 @@ describe('memories', () => {
 
   /** Vectors of the store. */
   const vectors = () =>
-    app.services.pool.oneFirst(
+    app.pool.oneFirst(
       sql.unsafe`select count(*)::int from knowledge_vectors where container_id = ${store}`,
     ) as Promise<number>
 
@@ -121,7 +121,7 @@ describe('memories', () => {
     assert.equal((await key.get(`/memories/${offset}`)).body.expires_at, '2098-01-01T00:01:00.000Z')
     assert.equal((await key.delete(`/memories/${offset}`)).status, 204)
     const over = '2026-01-01T00:00:00.000Z'
-    await app.services.pool.query(sql.unsafe`update memories set expires_at = ${over} where id = ${memory_id}`)
+    await app.pool.query(sql.unsafe`update memories set expires_at = ${over} where id = ${memory_id}`)
     assert.equal((await key.get(path)).body.invalidated_at, over)
     assert.equal((await key.patch(path, { expires_at: null })).status, 400)
     const holding = async () => {
@@ -142,7 +142,7 @@ describe('memories', () => {
 
   it('are compared with expired memories no more than with retracted ones', async () => {
     const { memory_id } = await state(key, store, at(0, 'over'), { expires_at: '2099-01-01T00:00:00Z' })
-    await app.services.pool.query(
+    await app.pool.query(
       sql.unsafe`update memories set expires_at = now() - interval '1 second' where id = ${memory_id}`,
     )
     assert.equal((await state(key, store, at(1, 'over'))).action, 'created')
@@ -172,7 +172,7 @@ describe('memories', () => {
       return tx.any(sql.unsafe`explain ${query}`)
     })
     assert.match(JSON.stringify(plan), /memories_tags/)
-    const entries = await app.services.pool.oneFirst(sql.unsafe`
+    const entries = await app.pool.oneFirst(sql.unsafe`
       select pg_get_expr(indpred, indrelid) from pg_index where indexrelid = 'memories_tags'::regclass`)
     assert.equal(entries, "(tags <> '{}'::jsonb)")
   })

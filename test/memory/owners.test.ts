@@ -203,7 +203,7 @@ describe('memories of end users', () => {
     assert.equal((await entriesOf(key, store, `&actor_id=${bob}`)).length, 3)
     assert.equal((await key.get(`/memories/${anns.memory_id}`)).body.actor_id, bob)
     assert.equal((await key.delete(`/actors/${bob}`)).status, 204)
-    const left = await app.services.pool.one(sql.unsafe`
+    const left = await app.pool.one(sql.unsafe`
       select (select count(*)::int from memories where actor_id in (${ann}, ${bob})) as memories,
         (select count(*)::int from memory_entries where actor_id in (${ann}, ${bob})) as entries,
         (select count(*)::int from knowledge_vectors where owner_id in (${ann}, ${bob})) as vectors`)

@@ -101,7 +101,7 @@ describe('searching memories', () => {
       (await search({ memory_store_ids: [store] })).map(row => row.memory_id),
       [next.memory_id],
     )
-    await app.services.pool.query(
+    await app.pool.query(
       sql.unsafe`update memories set expires_at = now() - interval '1 second' where id = ${next.memory_id}`,
     )
     assert.deepEqual(await search({ query: 'gate code' }), [])
@@ -117,7 +117,7 @@ describe('searching memories', () => {
     })
     const first = async (more: object) => (await search({ query: 'team lunch is on Monday', ...more }))[0].memory_id
     assert.equal(await first({}), old.memory_id)
-    await app.services.pool.query(
+    await app.pool.query(
       sql.unsafe`update memories set updated_at = now() - interval '100 days' where id = ${old.memory_id}`,
     )
     assert.equal(await first({}), old.memory_id)

@@ -119,9 +119,7 @@ describe('clients of an A2A agent', () => {
     const old = await sent(app.key, 'two')
     assert.equal((await app.admin.post(`/projects/${app.projectId}/resume`)).status, 200)
     assert.equal(old.status.state, 'TASK_STATE_REJECTED')
-    await app.services.pool.query(
-      sql.unsafe`update a2a_tasks set created_at = now() - interval '31 days' where id = ${old.id}`,
-    )
+    await app.pool.query(sql.unsafe`update a2a_tasks set created_at = now() - interval '31 days' where id = ${old.id}`)
     await app.services.queues.send([{ queue: retentionSweepQueue, data: { sweep: 'a2a refusals' } }])
     const codeOf = async (id: string) => (await rpc(app, app.key, agentId, 'GetTask', { id })).body.error?.code
     await eventually(async () => (await codeOf(old.id)) === -32001, { what: 'the deletion of the task' })

@@ -106,13 +106,13 @@ describe('notifications of A2A clients', function () {
     }
     const stored = await eventually(
       async () => {
-        const { rows } = await app.services.pool.query(sql.type(z.object({ text: z.string() }))`
+        const { rows } = await app.pool.query(sql.type(z.object({ text: z.string() }))`
           select response_body as text from webhook_deliveries where response_body like '%***%'`)
         return rows.length >= 3 ? rows.map(({ text }) => text) : null
       },
       { what: 'masked responses' },
     )
-    const { rows } = await app.services.pool.query(sql.type(z.object({ text: z.string() }))`
+    const { rows } = await app.pool.query(sql.type(z.object({ text: z.string() }))`
       select response_body as text from webhook_deliveries where response_body is not null`)
     for (const { text } of rows)
       for (const spelling of [
@@ -184,7 +184,7 @@ describe('notifications of A2A clients', function () {
     await start('generation', 'delivery')
     const first = await begin(said({ text: 'one' }))
     await arrived(first.id, 'COMPLETED')
-    const { pool } = app.services
+    const { pool } = app
     const dispatched = async () =>
       !(await pool.exists(
         voidStatement`select from events where project_id = ${app.projectId} and dispatched_at is null`,

@@ -182,7 +182,7 @@ describe('interrupts of AG-UI clients', function () {
   it('are not resolved next to an expired one, which can be cancelled', async () => {
     const { ids, post, statuses } = await openTwo()
     const [first, second] = ids
-    await app.services.pool.query(
+    await app.pool.query(
       rawQuery("update approvals set expires_at = now() - interval '1 minute' where id = $1", [first]),
     )
     const { events } = await post([resolved(second, true), resolved(first, true)])

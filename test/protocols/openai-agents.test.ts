@@ -377,7 +377,7 @@ describe('the OpenAI mount: agents', () => {
       const old = await ask(agentId, [user('a')], { 'x-svc-actor': 'day' })
       const next = await ask(agentId, [user('a')], { 'x-svc-actor': 'day' })
       for (const response of [old, next]) await read(response)
-      const { pool } = app.services
+      const { pool } = app
       await pool.query(voidStatement`
         update sessions set created_at = now() - interval '25 hours' where id = ${sessionOf(old)}`)
       await sweepEphemeralSessions(app.services, new AbortController().signal)
@@ -449,14 +449,14 @@ describe('the OpenAI mount: agents', () => {
       assert.equal(await say('three'), session)
       const contents = ['one', 'first', 'two', 'second', 'three', 'third']
       assert.deepEqual(await contentsOf(session), contents)
-      await app.services.pool.query(voidStatement`
+      await app.pool.query(voidStatement`
         insert into conversation_summaries (conversation_id, up_to_position, text, tokens, agent_id, agent_version)
         select conversation_id, 3, 'Two words.', 2, agent_id, 1 from sessions where id = ${session}`)
       const regenerated = await ask(agentId, history.slice(0, 5), headers)
       assert.equal(textOf(await read(regenerated)), 'third again')
       const fork = (await app.key.get(`/sessions/${sessionOf(regenerated)}`)).body
       assert.deepEqual([fork.forked_from_session_id, fork.forked_from_position], [session, 3])
-      const summaries = await app.services.pool.anyFirst(idStatement`
+      const summaries = await app.pool.anyFirst(idStatement`
         select session_id as id from conversation_summaries s join conversations c on c.id = s.conversation_id
         where c.session_id = any(${sql.array([session, fork.id], 'text')})`)
       assert.equal(summaries.length, 2)
@@ -652,7 +652,7 @@ describe('the OpenAI mount: agents', () => {
       const streamed = await dataLines(await ask(agentId, [user('a')], retry, { stream: true }))
       assert.notEqual(JSON.parse(streamed[0]).id, first.id)
       assert.notEqual((await read(await ask(agentId, [user('a')], { ...retry, 'x-svc-actor': 'other' }))).id, first.id)
-      await app.services.pool.query(voidStatement`update turn_requests set created_at = now() - interval '11 minutes'`)
+      await app.pool.query(voidStatement`update turn_requests set created_at = now() - interval '11 minutes'`)
       assert.notEqual((await read(await ask(agentId, [user('a')], retry))).id, first.id)
     })
   })

@@ -22,7 +22,7 @@ describe('the OpenAI mount: models and completions', () => {
     (await app.lanes.read('GET', `/control/requests?lane=${lane}`)).data
   /** Statuses of the audit entries of completions of a chat. */
   const audited = (chatId: string) =>
-    app.services.pool.anyFirst(
+    app.pool.anyFirst(
       sql.type(z.object({ status: z.int() }))`
         select status from audit_entries
         where action = 'chats:CreateChatCompletion' and resource_public_id = ${chatId} order by status`,
@@ -77,7 +77,7 @@ describe('the OpenAI mount: models and completions', () => {
       const cached = await app.projectWith(['chats:CreateChatCompletion'])
       const client = app.openai(cached.key.token)
       const rename = (from: string, to: string) =>
-        app.services.pool.query(voidStatement`alter table ${sql.identifier([from])} rename to ${sql.identifier([to])}`)
+        app.pool.query(voidStatement`alter table ${sql.identifier([from])} rename to ${sql.identifier([to])}`)
       await rename('model_routes', 'model_routes_away')
       try {
         const failed = await Promise.allSettled([client.models.list(), client.models.list()])
@@ -272,7 +272,7 @@ describe('the OpenAI mount: models and completions', () => {
 
     it('stream before their audit entry is committed, and end after it', async () => {
       const chat = await chatOn('audit')
-      const locking = new pg.Client(app.databaseUrl)
+      const locking = new pg.Client(app.databaseUrlOf(app.projectId))
       await locking.connect()
       try {
         await locking.query('begin; lock table audit_entries in share mode')
@@ -297,7 +297,7 @@ describe('the OpenAI mount: models and completions', () => {
 
     it('are audited if their clients leave and the process ends', async () => {
       const own = await startOpenAiApp({ workers: [], actions: ACTIONS, env: { PROVIDER_MAX_RETRIES: '0' } })
-      const locking = new pg.Client(own.databaseUrl)
+      const locking = new pg.Client(own.databaseUrlOf(own.projectId))
       await locking.connect()
       try {
         const chat = await own.chat({ model: 'double-1' })
@@ -330,11 +330,11 @@ describe('the OpenAI mount: models and completions', () => {
     it('are metered even if the database refuses their audit entry', async () => {
       const chat = await chatOn('unaudited')
       const metered = () =>
-        app.services.pool.oneFirst(
+        app.pool.oneFirst(
           sql.type(z.object({ n: z.int() }))`select count(*)::int as n from usage_events where source = 'chat'`,
         )
       const before = await metered()
-      const owner = new pg.Client(app.databaseUrl)
+      const owner = new pg.Client(app.databaseUrlOf(app.projectId))
       await owner.connect()
       try {
         await owner.query(

@@ -284,7 +284,7 @@ describe('the OpenAI mount: errors as clients see them', () => {
   })
 
   it('a database that is not available is 503 with Retry-After', async () => {
-    const run = (text: ReturnType<typeof voidStatement>) => app.services.pool.query(text)
+    const run = (text: ReturnType<typeof voidStatement>) => app.pool.query(text)
     const { agentId } = await app.scripted([{ reply: { text: 'ok' } }])
     await run(voidStatement`
       create function refuse_turn() returns trigger language plpgsql as $$

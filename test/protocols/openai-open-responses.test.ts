@@ -372,7 +372,7 @@ describe('the OpenAI mount: Open Responses', () => {
     const beyond = await (await get(`/responses/${whole.id}?stream=true&starting_after=500`)).text()
     assert.match(beyond, /^event: response\.completed/m)
     const streamed = expectBuilt(await stream({ model, input: 'hello' }))
-    await app.services.pool.query(voidStatement`
+    await app.pool.query(voidStatement`
       delete from stream_frames where generation_id = ${streamed.id.replace('resp_', 'gen_')}`)
     const rebuilt = eventsIn(await (await get(`/responses/${streamed.id}?stream=true`)).text())
     assert.deepEqual(expectBuilt(rebuilt).output, streamed.output)

@@ -10,9 +10,10 @@ import type { Config } from '#core/base/config.ts'
 import { createLog } from '#core/base/log.ts'
 import type { Services } from '#core/base/services.ts'
 import { openTelemetry } from '#core/base/telemetry.ts'
-import { rawQuery, sql } from '#core/db/sql.ts'
+import { type Queryable, rawQuery, sql } from '#core/db/sql.ts'
 import { openServer } from '#core/http/server.ts'
 import { loadedModules, loadModules, workForConcerns } from '#core/modules/module.ts'
+import { inCellOf } from '#core/services/cell.ts'
 import { sealedForCell } from '#core/services/cell-directory.ts'
 import { Cells } from '#core/services/cells.ts'
 import { type OpenServices, openServices } from '#core/services/lifecycle.ts'
@@ -23,6 +24,7 @@ import { startWorkers } from '#core/work/worker.ts'
 import { COST } from '#identity/users/passwords.ts'
 import { issueUserToken } from '#identity/users/sign-in.ts'
 import { modules } from '#modules.ts'
+import { poolOfCells } from './cell-pool.ts'
 import { drivesClient, type Reply, sendByClient } from './client-driver.ts'
 import { declaredOnly } from './declared-fields.ts'
 import { testEnvironment } from './environment.ts'
@@ -49,7 +51,18 @@ export type TestProject = { id: string; key: Client; keyId: string }
 export type TestApp = {
   url: string
   databaseUrl: string
+  /** Services of home; of the second cell if all projects are there. */
   services: OpenServices
+  /** Services of home: of users, policies and OAuth. */
+  home: OpenServices
+  /** Executes statements, past the API, in the cells that have the rows. */
+  pool: Queryable
+  /** Services of the cell of a project, or that made an ID. */
+  servicesOf(id: string): Services
+  /** URL of the database, and schema, of the cell of a project, or that made an ID. */
+  databaseUrlOf(id: string): string
+  /** Runs work, past the API, with the services of the cell of a project, or that made an ID. */
+  inCellOf<T>(id: string, work: (services: Services) => T): T
   config: Config
   /** The first admin, signed in. */
   admin: Client
@@ -102,12 +115,21 @@ const exchange = (
   })
 
 let counter = 0
-let projects = 0
+
+/** Number of projects that were made by each app, by its URL. */
+const projects = new Map<string, number>()
 
 /** Where the profile of cells makes projects: all in the `second` cell, or `alternate`. */
 const PLACE = (process.env.TEST_CELLS ?? null) as 'second' | 'alternate' | null
 
 const Account = z.strictObject({ id: z.string(), role: z.enum(['admin', 'user']), token_version: z.number() })
+
+/** Returns the cell of the next project of an app in the profile of cells: the first is at home if they alternate. */
+function cellOfNext(url: string): string {
+  const made = projects.get(url) ?? 0
+  projects.set(url, made + 1)
+  return PLACE === 'second' || made % 2 === 1 ? 'second' : 'home'
+}
 
 /** A client for a base URL. Paths are relative to /api/v1 unless they start with `//`. */
 export function client(url: string, token: string | null): Client {
@@ -118,7 +140,7 @@ export function client(url: string, token: string | null): Client {
     headers: Record<string, string> = {},
   ): Promise<Reply> => {
     if (PLACE && method === 'POST' && path === '/projects' && body && typeof body === 'object' && !body.cell)
-      body = { ...body, cell: PLACE === 'second' || projects++ % 2 === 1 ? 'second' : 'home' }
+      body = { ...body, cell: cellOfNext(url) }
     if (drivesClient() && path.startsWith('/') && !path.startsWith('//')) {
       const reply = await sendByClient(url, token, { method, path, body, headers })
       if (reply) return { ...reply, body: declaredOnly(method, path, reply.status, reply.body) }
@@ -204,11 +226,13 @@ export async function startApp(
   const serve = async (of: Services) => {
     const heartbeat = config.WEB_EXECUTES ? await startWebHeartbeat(of) : null
     const local = heartbeat && openLocalWork(of, heartbeat.isRecent)
-    return { drain: () => local?.stop(5000), end: async () => heartbeat?.end() }
+    const stopInCell = of === home ? null : await startInside(of, inside ? concerns : [])
+    return { drain: () => Promise.all([stopInCell?.(), local?.stop(5000)]), end: async () => heartbeat?.end() }
   }
   const cells = PLACE ? await startTestCells(home, { serve, options: opening }) : null
-  const serving = await serve(home)
-  const services = ((PLACE === 'second' && cells?.named('second')?.services) || home) as OpenServices
+  const serving = await inCellOf(home, () => serve(home))
+  const second = PLACE === 'second' && (cells?.named('second')?.services as OpenServices | null)
+  const services = second ? writingInCell(second) : home
   const app: App = createApp(home)
   const server = openServer(app.http, {
     docsBaseUrl: config.DOCS_BASE_URL,
@@ -218,14 +242,16 @@ export async function startApp(
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
   const worker = await starting
-  const stopWorkers = worker ? worker.stop : await startInside(services, inside ? concerns : [])
+  const stopWorkers = worker ? worker.stop : await inCellOf(home, () => startInside(home, inside ? concerns : []))
+  const pool = cells ? poolOfCells(cells, services) : home.pool
+  const servicesOf = (id: string): Services => cells?.ofProject(id) ?? home
   const anonymous = client(url, null)
   const find = (username: string) =>
-    services.pool.maybeOne(sql.type(Account)`select id, role, token_version from users where username = ${username}`)
+    home.pool.maybeOne(sql.type(Account)`select id, role, token_version from users where username = ${username}`)
   /** As a sign-in does, without its hash of a password; an unknown name gives an anonymous client. */
   const signIn = async (username: string) => {
     const user = await find(username)
-    return client(url, user && (await issueUserToken(services, user)).token)
+    return client(url, user && (await issueUserToken(home, user)).token)
   }
   const projectWith: TestApp['projectWith'] = async (actions, name = `project ${++counter}`) => {
     const { id } = (await admin.post('/projects', { name })).body
@@ -241,6 +267,14 @@ export async function startApp(
     url,
     databaseUrl: database.url,
     services,
+    home,
+    pool,
+    servicesOf,
+    databaseUrlOf: id => (servicesOf(id) === home ? database.url : secondCellUrl(database.url)),
+    inCellOf: (id, work) => {
+      const of = servicesOf(id)
+      return inCellOf(of, () => work(of))
+    },
     config,
     admin,
     anonymous,
@@ -250,7 +284,7 @@ export async function startApp(
     as: token => client(url, token),
     project: name => projectWith(['*'], name),
     projectWith,
-    rows: (text, values) => services.pool.any(rawQuery(text, values)) as Promise<readonly any[]>,
+    rows: (text, values) => pool.any(rawQuery(text, values)) as Promise<readonly any[]>,
     async user(username = `user${++counter}`, policies = []) {
       const made = await admin.post('/users', { username, password: 'a fine password' })
       const ids = []
@@ -273,6 +307,13 @@ export async function startApp(
     },
   }
 }
+
+/** Returns services whose writes make IDs of their cell, which requests and workers have from the context of their work. */
+const writingInCell = (services: OpenServices): OpenServices => ({
+  ...services,
+  write: ((...args: Parameters<OpenServices['write']>) =>
+    inCellOf(services, () => services.write(...args))) as OpenServices['write'],
+})
 
 /** Starts the cells of the profile, of which the template of the database has the second. */
 async function startTestCells(
@@ -304,7 +345,7 @@ async function startOutside(
 }
 
 /** Runs the work of some concerns in this process; returns what ends it. */
-async function startInside(services: OpenServices, concerns: readonly string[]): Promise<() => Promise<void>> {
+async function startInside(services: Services, concerns: readonly string[]): Promise<() => Promise<void>> {
   if (concerns.length === 0) return async () => {}
   const { config, notifications } = services
   const { handlers, schedules, background } = workForConcerns(concerns)

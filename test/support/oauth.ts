@@ -56,7 +56,7 @@ export async function startOauthApp(
   const app = await startApp({ ...options, env })
   front.targets.push(app.url)
   // The certificate of the tests, and names that lead to the test.
-  app.services.egress = createEgress({
+  app.home.egress = createEgress({
     allowHosts: `127.0.0.1,${TLS_HOST}`,
     resolve: async () => ['127.0.0.1'],
     ca: cert,

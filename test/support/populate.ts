@@ -61,7 +61,7 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   if (creates.some(({ kind }) => kind && !ids.own[kind.prefix])) throw refused
   const one = (prefix: string) => ids.own[prefix][0]
   // Nothing deploys it: it becomes as a deploy leaves it.
-  await app.services.pool.query(idStatement`
+  await app.pool.query(idStatement`
     with settled as (delete from formation_attempts where formation_id = ${one('form')} returning id),
       operation as (update formation_operations set status = 'succeeded' where id in (select id from settled))
     update formations set status = 'active' where id = ${one('form')} returning id`)
@@ -114,7 +114,7 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   ids.own.evrun = [(await send(`/evals/${one('eval')}/runs`, {})).id]
   // Shown once it is done, which takes a worker.
   ids.own.evres = [
-    await app.services.pool.oneFirst(idStatement`select id from eval_results where eval_run_id = ${one('evrun')}`),
+    await app.pool.oneFirst(idStatement`select id from eval_results where eval_run_id = ${one('evrun')}`),
   ]
 
   // Made by the protocol.
@@ -122,7 +122,7 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   ids.own.ogr = ['ogr_00000000000000000000000000']
   const times = { endsAt: new Date('2999-01-01'), expiresAt: new Date('2999-01-01') }
   await insertClient(app.services.pool, { id: one('oac'), name: 'client', metadata: {}, secretHash: null }, 2000)
-  await insertGrant(app.services.pool, {
+  await insertGrant(app.pool, {
     id: one('ogr'),
     user_id: (await app.admin.get('/users/me')).body.id,
     project_id,

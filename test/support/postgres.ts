@@ -4,6 +4,7 @@ import { createRequire } from 'node:module'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import pg from 'pg'
+import { withParameters } from '#core/db/database-url.ts'
 import { type EmbeddedServer, startEmbedded, stopEmbedded } from '#local/postgres.ts'
 import { testEnvironment } from './environment.ts'
 
@@ -27,9 +28,9 @@ function inTestSchema(databaseUrl: string): string {
 /** Schema of the second cell in the profile of cells. */
 export const CELL_SCHEMA = 'cell_second'
 
-/** Returns the URL of the second cell of a database. */
+/** Returns the URL of the second cell of a database, whose schema clients of pg use too. */
 export function secondCellUrl(databaseUrl: string): string {
-  const url = new URL(databaseUrl)
+  const url = new URL(withParameters(databaseUrl, { options: `-c search_path=${CELL_SCHEMA}` }))
   url.searchParams.set('schema', CELL_SCHEMA)
   return url.href
 }

@@ -37,7 +37,7 @@ export function tokenUse({
 
 /** Writes usage as work would have, with times and prices of the test's choice. */
 export async function insertUsage(
-  app: Pick<TestApp, 'services'>,
+  app: Pick<TestApp, 'services' | 'pool'>,
   projectId: string,
   uses: readonly object[],
 ): Promise<void> {
@@ -45,7 +45,7 @@ export async function insertUsage(
     const id = newId('ue')
     return { created_at: new Date().toISOString(), ...use, id, idempotency_key: id, project_id: projectId }
   })
-  await app.services.pool.query(sql.unsafe`
+  await app.pool.query(sql.unsafe`
     insert into usage_events (id, project_id, idempotency_key, meter_type, provider, model, served_model, service_tier, ai_provider_id, agent_id, generation_id, trace_id,
       actor_id, session_id, source, orchestration_run_id, node_id, trigger_id, action_id, publisher_project_id, cost_usd, tokens, components, created_at)
     select id, project_id, idempotency_key, meter_type, provider, model, served_model, service_tier, ai_provider_id, agent_id, generation_id, trace_id, actor_id, session_id,
@@ -54,12 +54,12 @@ export async function insertUsage(
 }
 
 /** Folds the usage of a project, also while a process folds it. */
-export const foldUsage = (app: Pick<TestApp, 'services'>, projectId: string): Promise<unknown> =>
-  eventually(() => foldProject(app.services.pool, projectId), { what: 'a fold of usage' })
+export const foldUsage = (app: Pick<TestApp, 'services' | 'pool'>, projectId: string): Promise<unknown> =>
+  eventually(() => foldProject(app.pool, projectId), { what: 'a fold of usage' })
 
 /** Deletes the usage of a project and its sums, so that quotas begin at zero. */
-export async function forgetUsage(app: Pick<TestApp, 'services'>, projectId: string): Promise<void> {
+export async function forgetUsage(app: Pick<TestApp, 'services' | 'pool'>, projectId: string): Promise<void> {
   await foldUsage(app, projectId)
   for (const table of ['usage_events', 'folded_usage_sums', 'folded_run_usage'])
-    await app.services.pool.query(sql.unsafe`delete from ${sql.identifier([table])} where project_id = ${projectId}`)
+    await app.pool.query(sql.unsafe`delete from ${sql.identifier([table])} where project_id = ${projectId}`)
 }

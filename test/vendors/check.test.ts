@@ -285,7 +285,7 @@ describe('checks of providers by capabilities', function () {
       return refused(lane)
     }
     const ageFindings = () =>
-      app.services.pool.query(voidStatement`
+      app.pool.query(voidStatement`
         update ai_providers set profile = replace(profile::text, extract(year from now())::text || '-', '2020-')::jsonb where id = ${id}`)
 
     before(async () => {

@@ -113,7 +113,7 @@ describe('any stored history', function () {
       const secret = await key.post('/secrets', { name: profile.name, value: laneOf(profile) })
       const fields = { ...providerFields(profile, simulators.url), secret_id: secret.body.id }
       const made = await key.post('/ai-providers', fields)
-      rows.set(profile, (await aiProviderKind.find(app.services.pool, made.body.id)) as ProviderRow)
+      rows.set(profile, (await aiProviderKind.find(app.pool, made.body.id)) as ProviderRow)
     }
   })
   after(() => Promise.all([app?.close(), simulators?.close()]))

@@ -302,7 +302,7 @@ describe('options of vendors', () => {
     const stored = {
       anthropic: { thinking: { type: 'enabled', budgetTokens: 2048, depth: 3 }, effort: 'huge', speling: 1 },
     }
-    await app.services.pool.query(
+    await app.pool.query(
       sql.unsafe`update agents set provider_options = ${JSON.stringify(stored)} where id = ${agent.id}`,
     )
     assert.equal((await key.patch(`/agents/${agent.id}`, { name: 'again', provider_options: stored })).status, 200)

@@ -60,7 +60,7 @@ describe('durable work whose workers are lost', function () {
   }
   const read = async (path: string): Promise<any> => (await app.key.get(path)).body
   const emittedOnce = async (resource: string, name: string) =>
-    assert.equal((await storedEvents(app.services.pool, { resource, name })).length, 1, name)
+    assert.equal((await storedEvents(app.pool, { resource, name })).length, 1, name)
   /** Runs a worker of the concerns while `work` lasts. */
   const during = async <T>(concerns: string[], work: () => Promise<T>): Promise<T> => {
     const running = await runWorker(app.databaseUrl, FAST, concerns)
@@ -169,7 +169,7 @@ describe('durable work whose workers are lost', function () {
         await during(() => ok(`/sessions/${session}/messages?wait=true`, { message: 'hello' }))
         await ok(`/actors/${actor_id}/purge-content`)
         return async () => {
-          const { rows } = await app.services.pool.query(sql.unsafe`select from actor_purges`)
+          const { rows } = await app.pool.query(sql.unsafe`select from actor_purges`)
           if (rows.length > 0) return false
           const { data } = await read(`/sessions/${session}/messages`)
           assert.deepEqual(
@@ -419,7 +419,7 @@ describe('durable work whose workers are lost', function () {
       ])
       try {
         const claimed = sql.unsafe`select from ${sql.identifier([table])} where state = 'running'`
-        await eventually(async () => (await app.services.pool.query(claimed)).rowCount === 1, {
+        await eventually(async () => (await app.pool.query(claimed)).rowCount === 1, {
           what: `claim of ${name}`,
         })
         process.kill(frozen.pid, 'SIGSTOP')

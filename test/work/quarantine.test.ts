@@ -146,7 +146,7 @@ describe('work that kills its workers', function () {
     const deaths = await runWorkers(`delivery_sending=kill@${id}`, [poison, ...deliveries])
     assert.ok(deaths >= 2 && deaths <= 3, `${deaths} workers`)
     const isCharged = sql.unsafe`select from pgboss.muster_suspect_time where project_id = ${app.projectId} and paid_at > now()`
-    assert.ok(await app.services.pool.exists(isCharged), 'time of the last suspects')
+    assert.ok(await app.pool.exists(isCharged), 'time of the last suspects')
     const { body } = await app.key.get(poison)
     assert.match(body.response_body, /^WORKER_LOST: /)
     assert.deepEqual([body.status, body.attempts, body.next_attempt_at], ['failed', 0, null])

@@ -23,9 +23,9 @@ describe('muster reprocess work', function () {
     const started = []
     for (let n = 0; n < 3; n++)
       started.push((await key.post('/playbook-exports', { subject_type: 'case', subject_id })).body.id)
-    await app.services.pool.query(sql.unsafe`update playbook_export_attempts set due_at = now() - interval '1 minute'`)
+    await app.pool.query(sql.unsafe`update playbook_export_attempts set due_at = now() - interval '1 minute'`)
     assert.equal((await foundBy()).found, 0, 'items with a message')
-    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common`)
+    await app.pool.query(sql.unsafe`delete from pgboss.job_common`)
     const dry = await foundBy('--dry-run')
     assert.deepEqual([dry.found, dry.woken], [3, 0])
     assert.equal((await foundBy('--kind', 'decision.evaluate')).found, 0)
@@ -49,7 +49,7 @@ describe('muster reprocess work', function () {
     const { id: target_id } = (await key.post('/orchestrations', { name: 'o', nodes, edges: [] })).body
     const trigger = { name: 't', type: 'manual', target_type: 'orchestration', target_id }
     const { id: trigger_id } = (await key.post('/triggers', trigger)).body
-    await app.services.pool.query(sql.unsafe`
+    await app.pool.query(sql.unsafe`
       insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, due_at)
       select 'trg_fire_' || lpad(n::text, 26, '0'), ${project_id}, ${trigger_id}, 'manual', 'orchestration', '{}',
         now() - interval '1 hour'
