@@ -11,7 +11,7 @@ describe('muster reprocess runs', function () {
   const app = forSuite(() => startRunApp({ workers: [] }))
 
   const reprocess = async (...args: string[]) => {
-    const env = testEnvironment(app.databaseUrl)
+    const env = testEnvironment(app.databaseUrlOf(app.projectId))
     const { code, stdout, stderr } = await muster(['reprocess', 'runs', ...args, '--json'], env)
     assert.equal(code, 0, stderr)
     return JSON.parse(stdout)

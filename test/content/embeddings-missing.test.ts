@@ -153,7 +153,7 @@ describe('vectors that are missing', () => {
     assert.deepEqual(await exceptions(), [{ status: 'open', documents: 1, document_id: id }])
     const reprocess = () =>
       muster(['reprocess', 'embeddings', '--missing', '--json'], {
-        ...testEnvironment(app.databaseUrl),
+        ...testEnvironment(app.databaseUrlOf(id)),
         ...EMBEDDER,
         EMBEDDING_BASE_URL: server.url,
       })

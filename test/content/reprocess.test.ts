@@ -30,7 +30,7 @@ describe('muster reprocess', function () {
     EMBEDDING_BASE_URL: server.url,
   })
   const reprocess = (args: string[], env: Record<string, string> = settings()) =>
-    muster(['reprocess', ...args], { ...testEnvironment(app.databaseUrl), ...env })
+    muster(['reprocess', ...args], { ...testEnvironment(app.databaseUrlOf(project.id)), ...env })
   const json = async (args: string[]) => {
     const { code, stdout, stderr } = await reprocess([...args, '--json'])
     assert.equal(code, 0, stderr)

@@ -131,7 +131,7 @@ describe('turns of a conversation that is deleted', function () {
     const { id, conversation_id } = await lost()
     await ok(app.key.delete(`/conversations/${conversation_id}`), 204)
     await forget()
-    const { stdout } = await muster(['reprocess', 'generations'], testEnvironment(app.databaseUrl))
+    const { stdout } = await muster(['reprocess', 'generations'], testEnvironment(app.databaseUrlOf(app.projectId)))
     assert.match(stdout, /1 turns woken/)
     await steadyWorker({ CONVERSATION_SWEEP_SECONDS: '3600' })
     await expectGone(id)

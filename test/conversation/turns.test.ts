@@ -666,7 +666,7 @@ describe('turns of a conversation over processes', function () {
 
   it('turns that start together do not wait for a provider that another request opens', async () => {
     const small = await startAgentApp({ workers: [], actions: ACTIONS, env: THREE_CONNECTIONS })
-    const beside = await openPool({ databaseUrl: small.databaseUrl, connections: 2 })
+    const beside = await openPool({ databaseUrl: small.databaseUrlOf(small.projectId), connections: 2 })
     const waiting = (count: number) =>
       eventually(async () => {
         const found = await beside.any(

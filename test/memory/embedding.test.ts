@@ -131,7 +131,7 @@ describe('vectors of memories', function () {
       update memories set content_hash = 'x', tsv = to_tsvector('simple', 'other') where content like '%number 1%'`)
     const json = async (args: string[], env: Record<string, string>) => {
       const { code, stdout, stderr } = await muster(['reprocess', 'memory', ...args, '--json'], {
-        ...testEnvironment(first.databaseUrl),
+        ...testEnvironment(first.databaseUrlOf(store)),
         ...env,
       })
       assert.equal(code, 0, stderr)
@@ -154,7 +154,7 @@ describe('vectors of memories', function () {
     assert.equal(await words(), 1)
     assert.equal((await state(other, store, texts(3)[1])).action, 'skipped')
     assert.equal((await json(['--missing'], remote(server))).found, 0)
-    const { code, stderr } = await muster(['reprocess', 'memory', '--missing'], testEnvironment(first.databaseUrl))
+    const { code, stderr } = await muster(['reprocess', 'memory', '--missing'], testEnvironment(first.databaseUrlOf(store)))
     assert.equal(code, 1)
     assert.match(stderr, /embeddings are not configured/)
   })

@@ -9,8 +9,9 @@ describe('muster reprocess work', function () {
   this.timeout(60_000)
   const app = forSuite(startApp)
 
+  let projectId: string
   const reprocess = (...args: string[]) =>
-    muster(['reprocess', 'work', ...args, '--json'], testEnvironment(app.databaseUrl))
+    muster(['reprocess', 'work', ...args, '--json'], testEnvironment(app.databaseUrlOf(projectId)))
   const foundBy = async (...args: string[]) => {
     const { code, stdout, stderr } = await reprocess(...args)
     assert.equal(code, 0, stderr)
@@ -18,7 +19,8 @@ describe('muster reprocess work', function () {
   }
 
   it('wakes overdue items without a message, of one kind or all', async () => {
-    const { key } = await app.projectWith(['cases:*'])
+    const { id, key } = await app.projectWith(['cases:*'])
+    projectId = id
     const { id: subject_id } = (await key.post('/cases', { title: 'A claim' })).body
     const started = []
     for (let n = 0; n < 3; n++)
@@ -45,6 +47,7 @@ describe('muster reprocess work', function () {
 
   it('finds items beyond the first page of a long backlog', async () => {
     const { id: project_id, key } = await app.projectWith(['triggers:*', 'orchestrations:*'])
+    projectId = project_id
     const nodes = [{ id: 'a', type: 'transform', expression: 1 }]
     const { id: target_id } = (await key.post('/orchestrations', { name: 'o', nodes, edges: [] })).body
     const trigger = { name: 't', type: 'manual', target_type: 'orchestration', target_id }
