@@ -55,7 +55,7 @@ function addUp(rows: readonly Row[]): Row {
  */
 export function poolOfCells(cells: Cells, main: Services): Queryable {
   const everywhere = () => {
-    const others = cells.all().flatMap(({ services }) => (services && services !== main ? [services] : []))
+    const others = cells.all().flatMap(({ services }) => (services && services.pool !== main.pool ? [services] : []))
     return [main, ...others]
   }
   const servicesFor = (query: Query): Services[] => {
