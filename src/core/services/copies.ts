@@ -6,6 +6,7 @@ import { processSingleton } from '../base/process-singleton.ts'
 import type { Services } from '../base/services.ts'
 import { parseDatabaseUrl } from '../db/database-url.ts'
 import type { DatabaseClient } from '../db/pg-client.ts'
+import { onSeparateConnection } from '../db/pool.ts'
 import { type Fragment, type Queryable, rawFragment, sql } from '../db/sql.ts'
 import { withoutTenant } from '../db/tenant-context.ts'
 import { isolateFailures } from '../work/sweeps.ts'
@@ -57,7 +58,9 @@ export async function readEverywhere<T>(
   const others = cells && cell?.number === 0 ? cells.all().filter(({ number }) => number !== 0) : []
   const readThere = async ({ number, name }: CellIdentity): Promise<T[]> => {
     try {
-      return [await read((cells as Cells).numbered(number).pool, false)]
+      const { pool } = (cells as Cells).numbered(number)
+      // Another pool than that of a transaction at home, for whose connections no work in a cell waits.
+      return [await onSeparateConnection(() => read(pool, false))]
     } catch (error) {
       if (partial) return []
       throw cellUnavailable({ name }, error)
