@@ -393,10 +393,11 @@ describe('the audit log', () => {
     })
 
     it('of a project that is gone are kept without it and lose no entry of others', async () => {
-      const [gone, stays] = [await app.project(), await app.project()]
+      const gone = await app.project()
+      const stays = await app.project(undefined, gone.id)
       const before = await rows(stays.id)
-      const reads = openReadAudit(app.services)
-      const lost = entry(gone.id)
+      const reads = openReadAudit(app.servicesOf(gone.id))
+      const lost = app.inCellOf(gone.id, () => entry(gone.id))
       await app.admin.delete(`/projects/${gone.id}?force=true`)
       reads.record(entry(stays.id))
       reads.record(lost)

@@ -438,14 +438,12 @@ describe('events', () => {
     })
 
     it('that were compressed by an earlier release are read', async () => {
-      const { id: other } = await app.project()
       const [id, resource] = ['evt_01m85swvtre5btxzvvzbq03prv', 'actor_01m85swghy1sb478071wet8xt9']
       const maker = 'proj_01m85swewza0cs7wc3vxhh3gd6'
       const packed = 'Aqsm0m54jwB9fIBER5EynIDb1RgdB8LqSXQndEggOTEnB1zL03g0AzWhYk8pBlHoCRinOmJTXi0A'
       // The dictionary takes the id of the project from the row: the project for which it was packed.
-      await app.pool.query(sql.unsafe`
-        insert into projects (id, name) select ${maker}, name from projects where id = ${other}`)
-      await app.pool.query(sql.unsafe`
+      await app.home.pool.query(sql.unsafe`insert into projects (id, name) values (${maker}, 'project')`)
+      await app.home.pool.query(sql.unsafe`
         insert into events (id, project_id, name, resource_type, resource_id, packed, created_at, dispatched_at)
         values (${id}, ${maker}, 'actors.created', 'actor', ${resource}, decode(${packed}, 'base64'), '2026-11-24T03:34:10.756Z', now())`)
       const { data } = (await app.admin.get(`/events?project_id=${maker}&event=actors.created`)).body

@@ -409,7 +409,11 @@ describe('quotas', () => {
 
     it('costs no statement for a project without requests quotas, and one for a request that is counted', async () => {
       const statements: string[] = []
-      const services = await openServices(app.config, {
+      const free = await app.project()
+      const capped = await app.project(undefined, free.id)
+      const url = app.databaseUrlOf(free.id)
+      const config = { ...app.config, DATABASE_URL: url, DATABASE_LISTEN_URL: url }
+      const services = await openServices(config, {
         log: app.services.log,
         role: 'web',
         clock,
@@ -418,8 +422,6 @@ describe('quotas', () => {
       const quotas = openRequestQuotas(services)
       try {
         const caller = { credential: { id: 'key_of_nobody' } } as Caller
-        const free = await app.project()
-        const capped = await app.project()
         await requestsQuota(capped)
         for (const project of [free, capped]) {
           await quotas.count(caller, project.id)

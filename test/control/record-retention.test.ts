@@ -348,12 +348,13 @@ describe('records', function () {
       `create trigger refuse_delete before delete on conversations for each row
        when (old.project_id = '${other.id}') execute function refuse_delete()`,
     )
-    const backlog = async () =>
-      Number(
-        /muster_retention_backlog_records\{setting="conversation_retention_days"\} (\d+)/.exec(
-          await (await fetch(`${app.url}/metrics`)).text(),
-        )?.[1] ?? 0,
+    const backlog = async () => {
+      const text = await (await fetch(`${app.url}/metrics`)).text()
+      const counts = text.matchAll(
+        /muster_retention_backlog_records\{setting="conversation_retention_days"(?:,cell="\w+")?\} (\d+)/g,
       )
+      return [...counts].reduce((sum, [, count]) => sum + Number(count), 0)
+    }
     const exceptions = async (state: string): Promise<any[]> =>
       (await app.admin.get(`/exceptions?project_id=${other.id}&status=${state}`)).body.data
     await make(120)

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { newId } from '#core/base/ids.ts'
 import { contentSweepHandler } from '#execution/generations/erase/expire-content.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually } from '../support/app.ts'
@@ -80,16 +81,15 @@ describe('content', function () {
       assert.equal(refused.body.error.meta.content_hold_until, until)
     }
     // A project without a hold shows that the sweep has been there.
-    const other = await app.project()
+    const other = await app.project(undefined, app.projectId)
     await app.admin.patch(`/projects/${other.id}`, { trace_content_retention_days: 1 })
+    const unheld = app.inCellOf(other.id, () => newId('trace'))
     await app.rows(
-      `insert into traces (id, project_id, agent_id, created_at) values ('trace_0000000000000000000000000d', $1, $2, now() - interval '3 days')`,
-      [other.id, app.agentId],
+      `insert into traces (id, project_id, agent_id, created_at) values ($1, $2, $3, now() - interval '3 days')`,
+      [unheld, other.id, app.agentId],
     )
     await steadySweeper()
-    await eventually(
-      async () => (await app.admin.get('/traces/trace_0000000000000000000000000d')).body.content_redacted_at,
-    )
+    await eventually(async () => (await app.admin.get(`/traces/${unheld}`)).body.content_redacted_at)
     assert.equal((await trace(trace_id)).content_redacted_at, null)
     await project({ content_hold_until: null })
     await eventually(async () => (await trace(trace_id)).content_redacted_at)

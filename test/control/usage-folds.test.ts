@@ -30,8 +30,8 @@ describe('folds of usage', function () {
   this.timeout(120_000)
   const app = forSuite(startApp)
   const clients: pg.Client[] = []
-  const connected = async (): Promise<pg.Client> => {
-    const client = new pg.Client({ connectionString: app.databaseUrl, application_name: 'fold test' })
+  const connected = async (project: string): Promise<pg.Client> => {
+    const client = new pg.Client({ connectionString: app.databaseUrlOf(project), application_name: 'fold test' })
     client.on('error', () => {})
     await client.connect()
     clients.push(client)
@@ -83,7 +83,7 @@ describe('folds of usage', function () {
       id,
       Array.from({ length: 2300 }, () => tokenUse({ cost: null })),
     )
-    const client = await connected()
+    const client = await connected(id)
     assert.equal(await fold(client, id), 1000)
     assert.equal(await unfolded(id), 1300)
     await foldUsage(app, id)
@@ -93,7 +93,7 @@ describe('folds of usage', function () {
 
   it('miss no event that commits late', async () => {
     const { id } = await app.project()
-    const [late, folder] = await Promise.all([connected(), connected()])
+    const [late, folder] = await Promise.all([connected(id), connected(id)])
     await late.query('begin')
     await insert(late, id, 'late')
     await insertUsage(app, id, [tokenUse({ cost: null }), tokenUse({ cost: null })])
@@ -107,7 +107,7 @@ describe('folds of usage', function () {
   it('of a project are made by one transaction at a time, for which no other waits', async () => {
     const { id } = await app.project()
     await insertUsage(app, id, [tokenUse({ cost: null })])
-    const [one, other] = await Promise.all([connected(), connected()])
+    const [one, other] = await Promise.all([connected(id), connected(id)])
     await one.query('begin')
     assert.equal(await fold(one, id), 1)
     await other.query(`set statement_timeout = '5s'`)
@@ -123,7 +123,7 @@ describe('folds of usage', function () {
     /** Repeats work on a connection, on another one when the server has ended it. */
     const repeat = async (work: (client: pg.Client) => Promise<unknown>): Promise<void> => {
       while (!isDone) {
-        const client = await connected()
+        const client = await connected(id)
         try {
           while (!isDone) await work(client)
         } catch (error) {
@@ -143,7 +143,7 @@ describe('folds of usage', function () {
     ])
     let different = 0
     const readers = Array.from({ length: READERS }, async () => {
-      const client = await connected()
+      const client = await connected(id)
       let last = -1
       for (let n = 0; n < READS; n++) {
         const { sums, agents, rollups, counted, tokens, events } = (await client.query(SNAPSHOT, [id])).rows[0]
@@ -183,9 +183,9 @@ describe('folds of usage', function () {
   })
 
   it('leave nothing of a deleted project, while others fold and write', async () => {
-    const [folder, writer] = await Promise.all([connected(), connected()])
     for (let n = 0; n < 10; n++) {
       const { id } = await app.project()
+      const [folder, writer] = await Promise.all([connected(id), connected(id)])
       await insertUsage(
         app,
         id,
@@ -216,9 +216,10 @@ describe('folds of usage', function () {
   })
 
   it('wait for no delete of their project, which waits for them, and fold the others', async () => {
-    const [{ id }, { id: neighbour }] = [await app.project(), await app.project()]
+    const { id } = await app.project()
+    const { id: neighbour } = await app.project(undefined, id)
     for (const each of [id, neighbour]) await insertUsage(app, each, [tokenUse({ cost: null })])
-    const [deleting, folder] = await Promise.all([connected(), connected()])
+    const [deleting, folder] = await Promise.all([connected(id), connected(id)])
     await folder.query(`set statement_timeout = '5s'`)
     await deleting.query('begin')
     await deleting.query('select from projects where id = $1 for update', [id])
@@ -261,7 +262,7 @@ describe('folds of usage', function () {
 
   it('add to the rows that several transactions of release 0.1.0 wrote', async () => {
     const { id } = await app.project()
-    const client = await connected()
+    const client = await connected(id)
     const hour = `date_trunc('hour', now(), 'UTC')`
     for (const shard of [0, 3, -1])
       await client.query(
@@ -291,11 +292,11 @@ describe('folds of usage', function () {
       insertUsage(app, id, [tokenUse({ cost: 1, created_at: at }), tokenUse({ cost: 1, created_at: at })])
     const rollUp = () =>
       rollUpUsage(
-        { ...app.services, config: { ...app.services.config, USAGE_ROLLUP_DAYS: 60 } },
+        { ...app.servicesOf(id), config: { ...app.config, USAGE_ROLLUP_DAYS: 60 } },
         new AbortController().signal,
       )
     await use()
-    const folder = await connected()
+    const folder = await connected(id)
     await folder.query('begin')
     await fold(folder, id, 1)
     await rollUp()

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { describe, it } from 'mocha'
+import { newId } from '#core/base/ids.ts'
 import { startApp, type TestProject } from '../support/app.ts'
 import { forSuite } from '../support/suite.ts'
 import { insertUsage, tokenUse } from '../support/usage.ts'
@@ -347,9 +348,10 @@ describe('usage reports', () => {
     const run = await project.key.get('/usage/receipt?orchestration_run_id=orch_run_1')
     assert.deepEqual([run.status, run.body.error.code], [404, 'ORCHESTRATION_RUN_NOT_FOUND'])
     const stranger = await reader()
-    await insertUsage(app, stranger.id, [tokenUse({ generation_id: 'gen_of_another', cost: 1 })])
-    assert.equal((await project.key.get('/usage/receipt?generation_id=gen_of_another')).status, 404)
-    assert.equal((await app.admin.get('/usage/receipt?generation_id=gen_of_another')).status, 200)
+    const generation_id = app.inCellOf(stranger.id, () => newId('gen'))
+    await insertUsage(app, stranger.id, [tokenUse({ generation_id, cost: 1 })])
+    assert.equal((await project.key.get(`/usage/receipt?generation_id=${generation_id}`)).status, 404)
+    assert.equal((await app.admin.get(`/usage/receipt?generation_id=${generation_id}`)).status, 200)
   })
 
   it('export events oldest first, and end with a newline', async () => {

@@ -74,7 +74,7 @@ describe('sums of usage', function () {
 
   it('commit and roll back with their events, and let writers at the same rows pass each other', async () => {
     const { id } = await app.project()
-    const client = new pg.Client(app.databaseUrl)
+    const client = new pg.Client(app.databaseUrlOf(id))
     await client.connect()
     const insert = (key: string) =>
       client.query(
@@ -102,7 +102,7 @@ describe('sums of usage', function () {
 
   it('lose nothing when a writer is cut off', async () => {
     const { id } = await app.project()
-    const client = new pg.Client(app.databaseUrl)
+    const client = new pg.Client(app.databaseUrlOf(id))
     client.on('error', () => {})
     await client.connect()
     const { rows: own } = await client.query('select pg_backend_pid() as pid')
@@ -145,7 +145,7 @@ describe('sums of usage', function () {
     const reprocess = async (...args: string[]) => {
       const done = await muster(
         ['reprocess', 'usage', '--project', id, ...args, '--json'],
-        testEnvironment(app.databaseUrl),
+        testEnvironment(app.databaseUrlOf(id)),
       )
       assert.equal(done.code, 0, done.stderr)
       return JSON.parse(done.stdout)

@@ -242,7 +242,7 @@ describe('webhooks', () => {
       const policy = (await app.admin.post('/policies', { document })).body.id
       const { id } = (await create({ policy_id: policy })).body
       const refused = await app.admin.delete(`/policies/${policy}`)
-      assert.equal(refused.status, 409)
+      assert.equal(refused.status, 409, JSON.stringify(refused.body))
       assert.equal(refused.body.error.code, 'POLICY_HAS_DEPENDENTS')
       assert.equal(refused.body.error.meta.counts.webhooks, 1)
       assert.deepEqual(refused.body.error.meta.sample_ids.webhooks, [id])

@@ -11,7 +11,8 @@ type Row = Record<string, unknown>
 const ID_END = /_[0-9a-hjkmnp-tv-z]{26}(?!\w)/g
 
 const TABLE = /\b(?:from|join|into|update|only) ([a-z_]+)/g
-const AGGREGATE = /^\s*select (?:coalesce\()?(?:count|sum|max|min|bool_or|exists|array_agg|json_agg|jsonb_agg)\b/
+const AGGREGATE =
+  /^\s*select (?:\(select |(?:coalesce\()?(?:count|sum|max|min|pg_total_relation_size|bool_or|exists|array_agg|json_agg|jsonb_agg)\b)/
 
 const atHome: ReadonlySet<string> = new Set(HOME_TABLES.map(({ table }) => table))
 
@@ -30,9 +31,17 @@ const isOfHome = (tables: readonly string[]): boolean => tables.length > 0 && ta
 /** Whether all tables of a statement are of the server or the database. */
 const isOfServer = (tables: readonly string[]): boolean => tables.every(table => table.startsWith('pg_'))
 
-/** Returns a statement with the queues of a cell, which are in the schema of its other tables, not in a separate one as at home. */
-const inSchemaOf = ({ cell }: Services, query: Query): Query =>
-  cell?.number ? { ...query, sql: query.sql.replaceAll('pgboss.', '') } : query
+/**
+ * Returns a statement as a cell executes it: its queues are in the schema of its other tables, not in a separate one as at home, and
+ * what is dropped in all cells may have been made in one.
+ */
+function inSchemaOf({ cell }: Services, query: Query): Query {
+  const dropping = query.sql.replace(
+    /^(\s*drop (?:trigger|function|sequence|index|table) )(?!if exists)/,
+    '$1if exists ',
+  )
+  return { ...query, sql: cell?.number ? dropping.replaceAll('pgboss.', '') : dropping }
+}
 
 /** Returns one row with the totals of the rows of an aggregate in several cells. */
 function addUp(rows: readonly Row[]): Row {

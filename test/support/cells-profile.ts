@@ -1,4 +1,4 @@
-/** Tests that a complete run repeats with their projects in a second cell: they read no tables of the deployment in home. */
+/** Tests that a complete run repeats with their projects in a second cell, and alternately there and at home. */
 export const PROFILE = [
   'test/execution/agents.test.ts',
   'test/conversation/sessions.test.ts',
@@ -6,3 +6,35 @@ export const PROFILE = [
   'test/protocols/openai-responses.test.ts',
   'test/formations/deploy.test.ts',
 ]
+
+const MAKES_CELLS = 'makes the cells of its deployment'
+const ONE_DATABASE = 'is about migrations, connections or queues of one database'
+
+/** Tests that a run with `--cells` leaves out, unless they are given, with the reason. */
+export const EXCLUDED: Readonly<Record<string, string>> = {
+  'test/console/cells.test.ts': MAKES_CELLS,
+  'test/control/system.test.ts': 'reads the status and the messages of home, the only cell that these operations read',
+  'test/core/cell-copies.test.ts': MAKES_CELLS,
+  'test/core/cell-credentials.test.ts': MAKES_CELLS,
+  'test/core/cell-lists.test.ts': MAKES_CELLS,
+  'test/core/cell-moves.test.ts': MAKES_CELLS,
+  'test/core/cell-schemas.test.ts': MAKES_CELLS,
+  'test/core/cells-commands.test.ts': MAKES_CELLS,
+  'test/core/cells-profile.test.ts': 'runs tests in cells itself',
+  'test/core/cells-system.test.ts': MAKES_CELLS,
+  'test/core/cells.test.ts': MAKES_CELLS,
+  'test/core/database-socket.test.ts': ONE_DATABASE,
+  'test/core/database.test.ts': ONE_DATABASE,
+  'test/core/db.test.ts': ONE_DATABASE,
+  'test/core/later-releases.test.ts': ONE_DATABASE,
+  'test/core/list-counts.test.ts': ONE_DATABASE,
+  'test/core/migration-rules.test.ts': ONE_DATABASE,
+  'test/core/migrations.test.ts': ONE_DATABASE,
+  'test/core/pairs.test.ts': ONE_DATABASE,
+  'test/core/pooler.test.ts': ONE_DATABASE,
+  'test/core/prepare.test.ts': ONE_DATABASE,
+  'test/core/project-moves.test.ts': MAKES_CELLS,
+  'test/core/queue.test.ts': ONE_DATABASE,
+  'test/core/replicas.test.ts': ONE_DATABASE,
+  'test/execution/shares-across-cells.test.ts': MAKES_CELLS,
+}

@@ -3,7 +3,7 @@
  * files and options of mocha) only these tests. `--in-process` runs the workers that tests start inside the process of
  * the test, which is faster; `--installed-browser` takes a browser of this machine in place of the packed one;
  * `--nightly` repeats random tests for hours. `--postgres DIR` runs the tests of other-postgres.ts, or those given, on a server
- * with the programs in DIR. `--cells` makes the projects of tests in a second cell. `--spans` exports every span of every
+ * with the programs in DIR. `--cells` makes the projects of tests in a second cell, with TEST_CELLS=alternate every other one. `--spans` exports every span of every
  * process to a collector, and fails if one has a canary (canaries.ts). A complete run runs files with a failed test once more,
  * alone, and names those that pass then; it fails where no test received an event that a stream declares. The last line printed
  * is the totals; a step that fails counts as one failed test.
@@ -13,6 +13,7 @@ import fs from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { pathToFileURL } from 'node:url'
+import { EXCLUDED } from './cells-profile.ts'
 import { isDriven } from './client-driver.ts'
 import { type Collector, startCollector } from './collector.ts'
 import { PROFILE, startOther } from './other-postgres.ts'
@@ -139,9 +140,10 @@ async function check(script: string): Promise<string[]> {
   return (await succeeds(scripts[script], [], { print, shell: true })) ? [] : [script]
 }
 
-/** Every test file, slow ones first. */
+/** Every test file, slow ones first; with `--cells` without those about one database. */
 function allFiles(): string[] {
-  const files = fs.globSync('test/**/*.test.ts', { cwd: root }).sort()
+  const found = fs.globSync('test/**/*.test.ts', { cwd: root }).sort()
+  const files = env.TEST_CELLS ? found.filter(file => !(file in EXCLUDED)) : found
   return [...new Set([...FIRST.filter(file => files.includes(file)), ...files])]
 }
 
