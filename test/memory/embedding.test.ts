@@ -154,7 +154,10 @@ describe('vectors of memories', function () {
     assert.equal(await words(), 1)
     assert.equal((await state(other, store, texts(3)[1])).action, 'skipped')
     assert.equal((await json(['--missing'], remote(server))).found, 0)
-    const { code, stderr } = await muster(['reprocess', 'memory', '--missing'], testEnvironment(first.databaseUrlOf(store)))
+    const { code, stderr } = await muster(
+      ['reprocess', 'memory', '--missing'],
+      testEnvironment(first.databaseUrlOf(store)),
+    )
     assert.equal(code, 1)
     assert.match(stderr, /embeddings are not configured/)
   })

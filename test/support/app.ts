@@ -69,12 +69,12 @@ export type TestApp = {
   anonymous: Client
   as(token: string | null): Client
   /** A project made by the admin, and a bound key of it with a policy that allows everything in it. */
-  project(name?: string, beside?: string): Promise<TestProject>
+  project(name?: string, neighbour?: string): Promise<TestProject>
   /**
-   * A project made by the admin, in the cell of the project `beside` if it is given, and a bound key of it with a policy that allows
+   * A project made by the admin, in the cell of the project `neighbour` if it is given, and a bound key of it with a policy that allows
    * exactly these actions in it.
    */
-  projectWith(actions: readonly string[], name?: string, beside?: string): Promise<TestProject>
+  projectWith(actions: readonly string[], name?: string, neighbour?: string): Promise<TestProject>
   /** A user without policies, signed in. */
   user(username?: string, policies?: object[]): Promise<Client & { id: string }>
   /** Rows of a statement, past the API. */
@@ -256,8 +256,8 @@ export async function startApp(
     const user = await find(username)
     return client(url, user && (await issueUserToken(home, user)).token)
   }
-  const projectWith: TestApp['projectWith'] = async (actions, name = `project ${++counter}`, beside) => {
-    const cell = cells && beside ? servicesOf(beside).cell?.name : undefined
+  const projectWith: TestApp['projectWith'] = async (actions, name = `project ${++counter}`, neighbour) => {
+    const cell = cells && neighbour ? servicesOf(neighbour).cell?.name : undefined
     const { id } = (await admin.post('/projects', { name, ...(cell && { cell }) })).body
     const statement = [{ effect: 'Allow', action: actions, resource: [`srn:${id}:*:*`] }]
     const policy = await admin.post('/policies', { document: { statement } })
@@ -286,7 +286,7 @@ export async function startApp(
     statements,
     worker,
     as: token => client(url, token),
-    project: (name, beside) => projectWith(['*'], name, beside),
+    project: (name, neighbour) => projectWith(['*'], name, neighbour),
     projectWith,
     rows: (text, values) => pool.any(rawQuery(text, values)) as Promise<readonly any[]>,
     async user(username = `user${++counter}`, policies = []) {

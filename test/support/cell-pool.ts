@@ -33,7 +33,7 @@ const isOfServer = (tables: readonly string[]): boolean => tables.every(table =>
 
 /**
  * Returns a statement as a cell executes it: its queues are in the schema of its other tables, not in a separate one as at home, and
- * what is dropped in all cells may have been made in one.
+ * a trigger or function that is dropped in all cells may exist in one.
  */
 function inSchemaOf({ cell }: Services, query: Query): Query {
   const dropping = query.sql.replace(

@@ -59,7 +59,7 @@ export async function readEverywhere<T>(
   const readThere = async ({ number, name }: CellIdentity): Promise<T[]> => {
     try {
       const { pool } = (cells as Cells).numbered(number)
-      // Another pool than that of a transaction at home, for whose connections no work in a cell waits.
+      // Not the pool of home's transaction: work in a cell that holds a connection never waits for one of home.
       return [await onSeparateConnection(() => read(pool, false))]
     } catch (error) {
       if (partial) return []
