@@ -4,6 +4,7 @@ import { mergeSeals, sealEntries } from '#control/audit/seal.ts'
 import { findSealHash } from '#control/audit/store.ts'
 import { type Clock, systemClock } from '#core/base/clock.ts'
 import { idFloor, newId } from '#core/base/ids.ts'
+import type { Services } from '#core/base/services.ts'
 import { inTransaction } from '#core/db/pool.ts'
 import { sql } from '#core/db/sql.ts'
 import { workForConcerns } from '#core/modules/module.ts'
@@ -44,25 +45,27 @@ describe('the audit log', () => {
     start: Date,
     { at = app, ids = Array.from({ length: count }, () => newId('audit')) }: { at?: TestApp; ids?: string[] } = {},
   ): Promise<string[]> {
-    await at.services.write(async tx => {
-      for (const [index, id] of ids.entries()) {
-        tx.audit({
-          id,
-          project_id: projectId,
-          principal_type: 'user',
-          principal_id: 'user_of_old',
-          action: 'quotas:UpdateQuota',
-          resource_srn: `srn:${projectId ?? '*'}:quota:quota_${index}`,
-          resource_public_id: `quota_${index}`,
-          status: 200,
-          request_id: `request-${index}`,
-          ip: '192.0.2.1',
-          user_agent: 'backfill',
-          detail: { b: index, a: { d: [1, { f: 2, e: 1 }], c: null } },
-          created_at: new Date(start.getTime() + index * 1000).toISOString(),
-        })
-      }
-    })
+    const insert = (services: Services) =>
+      services.write(async tx => {
+        for (const [index, id] of ids.entries()) {
+          tx.audit({
+            id,
+            project_id: projectId,
+            principal_type: 'user',
+            principal_id: 'user_of_old',
+            action: 'quotas:UpdateQuota',
+            resource_srn: `srn:${projectId ?? '*'}:quota:quota_${index}`,
+            resource_public_id: `quota_${index}`,
+            status: 200,
+            request_id: `request-${index}`,
+            ip: '192.0.2.1',
+            user_agent: 'backfill',
+            detail: { b: index, a: { d: [1, { f: 2, e: 1 }], c: null } },
+            created_at: new Date(start.getTime() + index * 1000).toISOString(),
+          })
+        }
+      })
+    await (projectId === null ? insert(at.services) : at.inCellOf(projectId, insert))
     return ids
   }
 
@@ -466,7 +469,7 @@ describe('the audit log', () => {
       try {
         const before = app.statements.filter(text => text.includes('insert into audit_seal_batches')).length
         for (let round = 0; round < 3; round++) {
-          await sealEntries(app.services.pool, { full: true })
+          await sealEntries(app.servicesOf(project.id).pool, { full: true })
           assert.equal((await verify(project.id)).valid, true)
         }
         const sealed = app.statements.filter(text => text.includes('insert into audit_seal_batches')).length - before
@@ -535,7 +538,7 @@ describe('the audit log', () => {
       const ids = Array.from({ length: 60 }, (_, n) => idFloor('audit', new Date(old + n)))
       for (let n = 0; n < 60; n += 5) {
         await backfill(project.id, 5, new Date(old), { ids: ids.slice(n, n + 5) })
-        await sealEntries(app.services.pool, { full: true })
+        await sealEntries(app.servicesOf(project.id).pool, { full: true })
       }
       const before = await seals(project.id)
       assert.ok(before.batches >= 12)

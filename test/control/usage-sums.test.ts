@@ -131,7 +131,7 @@ describe('sums of usage', function () {
       tokenUse({ cost: null, created_at: days(38) }),
     ])
     await foldUsage(app, id)
-    assert.ok((await pruneSums(app.services, new AbortController().signal)) >= 1)
+    assert.ok((await pruneSums(app.servicesOf(id), new AbortController().signal)) >= 1)
     assert.equal((await sums(id))[0].events, 1)
     assert.equal((await rolled(id)).events, 2)
   })
