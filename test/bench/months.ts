@@ -3,7 +3,8 @@ import pg from 'pg'
 import { deleteExpiredEvents, eventMonths, lockExpiredEvents } from '#control/events/store.ts'
 import { systemClock } from '#core/base/clock.ts'
 import { idFloor, newId } from '#core/base/ids.ts'
-import { keepMonths } from '#core/db/months.ts'
+import { createLog } from '#core/base/log.ts'
+import { maintainMonths } from '#core/db/months.ts'
 import { inTransaction, openPool } from '#core/db/pool.ts'
 import { cloneTemplate } from '../support/postgres.ts'
 import { amount, progress } from './fast.ts'
@@ -65,6 +66,7 @@ export async function run(): Promise<Row[]> {
   const writer = new pg.Client({ connectionString: url })
   await Promise.all([db.connect(), writer.connect()])
   const pool = await openPool({ databaseUrl: url, connections: 2 })
+  const sweep = { pool, clock: systemClock, log: createLog({ level: 'silent' }) }
   try {
     await db.query(`insert into projects (id, name) select 'proj_' || n, n from generate_series(0, ${PROJECTS - 1}) n`)
     await db.query('drop table events_before')
@@ -79,19 +81,19 @@ export async function run(): Promise<Row[]> {
         return ids.length
       })
     const deletedMs = performance.now() - deleting
-    await keepMonths({ pool, clock: systemClock }, eventMonths, before)
+    await maintainMonths(sweep, eventMonths, before)
     progress(`a month of ${ROWS} events is written`)
     await fillMonth(db, -3, ROWS)
     progress('the month is dropped')
     const stopping = new AbortController()
     const writing = longestWrite(writer, stopping.signal)
     const dropping = performance.now()
-    const removed = await keepMonths({ pool, clock: systemClock }, eventMonths, monthStart(-2))
+    const removed = await maintainMonths(sweep, eventMonths, monthStart(-2))
     const droppedMs = performance.now() - dropping
     stopping.abort()
     if (removed !== ROWS) throw new Error(`${removed} rows were dropped`)
     return [
-      { what: `drop of a month of ${ROWS} events`, value: rounded(droppedMs / 1000), unit: 's', target: '<= 1' },
+      { what: `retention of a month of ${ROWS} events`, value: rounded(droppedMs / 1000), unit: 's', target: '<= 1' },
       { what: 'longest write meanwhile', value: rounded(await writing), unit: 'ms' },
       { what: 'deletes of as many rows', value: rounded((deletedMs * ROWS) / DELETED / droppedMs), unit: '× the drop' },
     ]

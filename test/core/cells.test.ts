@@ -154,6 +154,18 @@ describe('a cell whose schema is renamed by a move, in a process that has not cl
   })
 })
 
+describe('a cell that lacks one table', () => {
+  const cells = forSuite(() => startCells({}))
+
+  it('has a fault, which is not answered as a move', async () => {
+    const { key } = await cells.project('second')
+    await cells.rows(cells.home, 'alter table cell_second.conversations rename to gone')
+    const { status, body } = await key.get('/conversations')
+    await cells.rows(cells.home, 'alter table cell_second.gone rename to conversations')
+    assert.deepEqual([status, body.error.code], [500, 'INTERNAL_ERROR'])
+  })
+})
+
 describe('a cell whose server is lost', function () {
   this.timeout(180_000)
   const double = forSuite(() => startDouble({}))

@@ -1,5 +1,5 @@
 import type { Services } from '#core/base/services.ts'
-import { expiresBefore, keepMonths } from '#core/db/months.ts'
+import { expiresBefore, maintainMonths } from '#core/db/months.ts'
 import { inTransaction } from '#core/db/pool.ts'
 import { deleteInBatches } from '#core/work/sweeps.ts'
 import { auditMonths, deleteAuditEntries, listPrunedChains, pruneSeals } from './store.ts'
@@ -10,13 +10,13 @@ import { auditMonths, deleteAuditEntries, listPrunedChains, pruneSeals } from '.
  * entries.
  */
 export async function pruneAudit(
-  { config, clock, pool }: Pick<Services, 'config' | 'clock' | 'pool'>,
+  { config, clock, pool, log }: Pick<Services, 'config' | 'clock' | 'pool' | 'log'>,
   stopping?: AbortSignal,
 ): Promise<number> {
   if (config.AUDIT_RETENTION_DAYS === 0 || config.AUDIT_RETENTION_SWEEP_DISABLED)
-    return keepMonths({ pool, clock }, auditMonths, null, stopping)
+    return maintainMonths({ pool, clock, log }, auditMonths, null, stopping)
   const before = expiresBefore({ config, clock }, config.AUDIT_RETENTION_DAYS)
-  const dropped = await keepMonths({ pool, clock }, auditMonths, before, stopping)
+  const dropped = await maintainMonths({ pool, clock, log }, auditMonths, before, stopping)
   const deleted = await deleteInBatches(
     limit => inTransaction(pool, tx => deleteAuditEntries(tx, before, limit)),
     stopping,

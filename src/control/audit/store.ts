@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { holdPastMonths, type MonthlyTable } from '#core/db/months.ts'
+import { lockPastMonths, type MonthlyTable } from '#core/db/months.ts'
 import type { Transaction } from '#core/db/pool.ts'
 import { allOf, type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { setForTransaction } from '#core/db/transaction-settings.ts'
@@ -40,7 +40,7 @@ export const readAuditFlags = (
  * audit_seal_batches_unpruned). Requires a transaction: it sets the local setting that the append-only triggers check. Returns their number.
  */
 export async function deleteAuditEntries(tx: Transaction, before: Date, limit: number): Promise<number> {
-  await holdPastMonths(tx)
+  await lockPastMonths(tx)
   await setForTransaction(tx, { 'muster.audit_retention': 'on' })
   const { rowCount } = await tx.query(sql.type(z.object({ id: z.string() }))`
     with gone as (

@@ -1,5 +1,5 @@
 import type { Services } from '#core/base/services.ts'
-import { expiresBefore, holdPastMonths, keepMonths } from '#core/db/months.ts'
+import { expiresBefore, lockPastMonths, maintainMonths } from '#core/db/months.ts'
 import { inTransaction } from '#core/db/pool.ts'
 import { deleteInBatches } from '#core/work/sweeps.ts'
 import { deleteExpiredEvents, eventMonths, lockExpiredEvents } from './store.ts'
@@ -14,11 +14,11 @@ const BATCH = 1000
  */
 export async function pruneEvents(services: Services, stopping?: AbortSignal): Promise<number> {
   const before = expiresBefore(services, services.config.EVENT_RETENTION_DAYS)
-  const dropped = await keepMonths(services, eventMonths, before, stopping)
+  const dropped = await maintainMonths(services, eventMonths, before, stopping)
   const deleted = await deleteInBatches(
     limit =>
       inTransaction(services.pool, async tx => {
-        await holdPastMonths(tx)
+        await lockPastMonths(tx)
         const ids = await lockExpiredEvents(tx, before, limit)
         if (ids.length > 0) await deleteExpiredEvents(tx, ids)
         return ids.length

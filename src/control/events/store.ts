@@ -67,7 +67,7 @@ export const eventMonths: MonthlyTable = {
       ${retainEnvelopes(sql.fragment`referred e`)} on conflict do nothing`)
     return true
   },
-  async settle(tx, partition, since) {
+  async expireChanges(tx, partition, since) {
     const floor = idFloor(deliveryKind.prefix, new Date(since.getTime() - MAX_COMMIT_DELAY_MS))
     const isReferred = isReferredTo(sql.fragment`e`, sql.fragment`d.id >= ${floor}`)
     await tx.query(

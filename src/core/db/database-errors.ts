@@ -38,11 +38,17 @@ export class CellTablesGoneError extends Error {
   }
 }
 
-/** SQLSTATEs of missing tables and schemas. */
-const GONE = new Set<unknown>(['42P01', '3F000'])
+/** lock_not_available, deadlock_detected */
+const LOCK_FAILURES = new Set<string | null>(['55P03', '40P01'])
 
-/** Whether an error of the server is about a missing table or schema. */
-export const isTableMissing = (error: Error): boolean => GONE.has((error as ErrorWithCause).code)
+/** Whether a statement did not get a lock in time, or was chosen as the victim of a deadlock. */
+export const isLockFailure = (error: unknown): boolean => LOCK_FAILURES.has(sqlStateOf(error))
+
+/** SQLSTATEs of missing tables, schemas, functions and types. */
+const MISSING = new Set<unknown>(['42P01', '3F000', '42883', '42704'])
+
+/** Whether an error of the server is about a missing object of a schema. */
+export const isObjectMissing = (error: Error): boolean => MISSING.has((error as ErrorWithCause).code)
 
 const UNAVAILABLE = [
   DatabaseUnresponsiveError,

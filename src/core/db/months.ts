@@ -1,10 +1,10 @@
-import { setTimeout as pause } from 'node:timers/promises'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
 import { idFloor } from '../base/ids.ts'
 import type { Services } from '../base/services.ts'
-import { sqlStateOf } from './database-errors.ts'
+import { isLockFailure } from './database-errors.ts'
 import { inTransaction, type Pool, type Transaction } from './pool.ts'
-import { type Fragment, sql, voidStatement } from './sql.ts'
+import { type Fragment, rawFragment, sql, voidStatement } from './sql.ts'
 import { setForTransaction } from './transaction-settings.ts'
 
 /** A table that is partitioned by months of its IDs, with their prefix (sql/0037_months.sql). */
@@ -16,8 +16,8 @@ export type MonthlyTable = {
    * whose rows are then deleted one by one.
    */
   expire(tx: Transaction, partition: Fragment): Promise<boolean>
-  /** Does the same for what has changed since, under a lock that excludes all other work. */
-  settle?(tx: Transaction, partition: Fragment, since: Date): Promise<void>
+  /** Is called after `expire` for what has changed since, under a lock that excludes all other work. */
+  expireChanges?(tx: Transaction, partition: Fragment, since: Date): Promise<void>
 }
 
 /** Months for which partitions exist ahead of the current one. */
@@ -28,9 +28,6 @@ const LOCK_WAIT_MS = 500
 const PAUSE_MS = 1000
 const ATTEMPTS = 30
 
-/** lock_not_available, deadlock_detected */
-const LOCK_FAILURES = new Set<string | null>(['55P03', '40P01'])
-
 const replicatedRow = sql.type(z.object({ replicated: z.boolean() }))
 const madeRow = sql.type(z.object({ made: z.int() }))
 const lockedRow = sql.type(z.object({ locked: z.boolean() }))
@@ -40,12 +37,15 @@ const scopeRow = sql.type(z.object({ scope: z.string(), count: z.int() }))
 /** The upper bound in the definition of a partition. */
 const UPPER_BOUND = " TO \\('([^']+)'\\)"
 
-/** Key of the lock of work on past months. */
-const PAST_MONTHS = sql.fragment`hashtextextended('muster months ' || current_schema(), 0)`
+/** Key of the advisory lock of work on past months. */
+const PAST_MONTHS = rawFragment(`hashtextextended('muster months ' || current_schema(), 0)`)
 
-/** Keeps past months, whose rows a transaction adds or deletes, until it ends. */
-export const holdPastMonths = (tx: Transaction): Promise<unknown> =>
-  tx.query(voidStatement`select from pg_advisory_xact_lock_shared(${PAST_MONTHS})`)
+/** Statement with which a transaction that adds or deletes rows of past months keeps them from being dropped until it ends. */
+export const LOCK_PAST_MONTHS = `select from pg_advisory_xact_lock_shared(${PAST_MONTHS.sql})`
+
+/** Executes LOCK_PAST_MONTHS. */
+export const lockPastMonths = (tx: Transaction): Promise<unknown> =>
+  tx.query(voidStatement`${rawFragment(LOCK_PAST_MONTHS)}`)
 
 const firstOfMonth = (time: Date, offset = 0): Date =>
   new Date(Date.UTC(time.getUTCFullYear(), time.getUTCMonth() + offset))
@@ -59,13 +59,15 @@ export function expiresBefore({ config, clock }: Pick<Services, 'config' | 'cloc
 }
 
 /** Makes the partitions of this month and of those ahead. Returns their number. */
-async function makeMonths(pool: Pool, { table, prefix }: MonthlyTable, now: Date): Promise<number> {
-  const months = Array.from({ length: AHEAD + 1 }, (_, offset) => firstOfMonth(now, offset).toISOString())
-  const { made } = await pool.one(madeRow`
-    select count(*) filter (where add_month(${table}, ${prefix}, m.month))::int as made
-    from unnest(${sql.array(months, 'timestamptz')}) with ordinality as m (month, n)`)
-  return made
-}
+const makeMonths = (pool: Pool, { table, prefix }: MonthlyTable, now: Date): Promise<number> =>
+  inTransaction(pool, async tx => {
+    await setForTransaction(tx, { lock_timeout: `${LOCK_WAIT_MS}ms` })
+    const months = Array.from({ length: AHEAD + 1 }, (_, offset) => firstOfMonth(now, offset).toISOString())
+    const { made } = await tx.one(madeRow`
+      select count(*) filter (where add_month(${table}, ${prefix}, m.month))::int as made
+      from unnest(${sql.array(months, 'timestamptz')}) with ordinality as m (month, n)`)
+    return made
+  })
 
 const lastMonthRow = sql.type(z.object({ table: z.string(), upper: z.string() }))
 
@@ -90,7 +92,12 @@ const listPastMonths = (pool: Pool, { table, prefix }: MonthlyTable, before: Dat
     order by 1`)
 
 /** Drops a partition, unless other such work is in progress or its rows are still needed. Returns the number of its rows. */
-const dropMonth = (pool: Pool, { table, expire, settle }: MonthlyTable, name: string, now: Date): Promise<number> =>
+const dropMonth = (
+  pool: Pool,
+  { table, expire, expireChanges }: MonthlyTable,
+  name: string,
+  now: Date,
+): Promise<number> =>
   inTransaction(pool, async tx => {
     await setForTransaction(tx, { lock_timeout: `${LOCK_WAIT_MS}ms` })
     const { locked } = await tx.one(lockedRow`select pg_try_advisory_xact_lock(${PAST_MONTHS}) as locked`)
@@ -100,7 +107,7 @@ const dropMonth = (pool: Pool, { table, expire, settle }: MonthlyTable, name: st
     const scopes = await tx.any(scopeRow`
       select coalesce(project_id, '') as scope, count(*)::int as count from ${partition} group by 1`)
     await tx.query(voidStatement`lock table ${sql.identifier([table])} in access exclusive mode`)
-    await settle?.(tx, partition, now)
+    await expireChanges?.(tx, partition, now)
     await tx.query(voidStatement`drop table ${partition}`)
     await tx.query(voidStatement`
       insert into row_count_shards as c (scope, table_name, shard, count)
@@ -114,41 +121,56 @@ const dropMonth = (pool: Pool, { table, expire, settle }: MonthlyTable, name: st
     return scopes.reduce((sum, { count }) => sum + count, 0)
   })
 
-/** Repeats work that does not get a lock in time, so that work which needs the table continues between the attempts. */
-async function untilLocked(stopping: AbortSignal | undefined, work: () => Promise<number>): Promise<number> {
+/**
+ * Repeats work that does not get a lock in time, so that work which needs the table continues between the attempts. Returns 0
+ * after the last one: a dump may hold its lock for hours.
+ */
+async function untilLocked(
+  { log, table, stopping }: Pick<Services, 'log'> & { table: string; stopping: AbortSignal | undefined },
+  work: () => Promise<number>,
+): Promise<number> {
   for (let attempt = 1; ; attempt++) {
     try {
       return await work()
     } catch (error) {
-      if (!LOCK_FAILURES.has(sqlStateOf(error)) || attempt === ATTEMPTS || stopping?.aborted) throw error
-      await pause(PAUSE_MS, undefined, { signal: stopping }).catch(() => undefined)
+      if (!isLockFailure(error)) throw error
+      if (attempt === ATTEMPTS || stopping?.aborted) {
+        log.warn({ table, err: error }, 'months not changed: the table is locked')
+        return 0
+      }
+      await sleep(PAUSE_MS, undefined, { signal: stopping }).catch(() => undefined)
     }
   }
 }
 
 /**
  * Makes months ahead of time and drops those whose last row expired before a time, unless the cell is moved, which replicates each
- * partition. Concurrent calls are safe.
+ * partition, or the table is locked for long. Concurrent calls are safe.
  * @param before null: nothing expires
  * @returns the number of dropped rows
  */
-export async function keepMonths(
-  { pool, clock }: Pick<Services, 'pool' | 'clock'>,
+export async function maintainMonths(
+  { pool, clock, log }: Pick<Services, 'pool' | 'clock' | 'log'>,
   monthly: MonthlyTable,
   before: Date | null,
   stopping?: AbortSignal,
 ): Promise<number> {
   const { replicated } = await pool.one(replicatedRow`
     select exists (
-      select from pg_publication_rel r join pg_inherits i on i.inhrelid = r.prrelid where i.inhparent = ${monthly.table}::regclass
+      select from pg_publication p join pg_publication_rel r on r.prpubid = p.oid join pg_inherits i on i.inhrelid = r.prrelid
+      where starts_with(p.pubname, 'muster_move_') and i.inhparent = ${monthly.table}::regclass
     ) as replicated`)
-  if (replicated) return 0
+  if (replicated) {
+    log.warn({ table: monthly.table }, 'months not changed: the cell is being moved')
+    return 0
+  }
+  const locking = { log, table: monthly.table, stopping }
   const now = clock.now()
-  const made = await untilLocked(stopping, () => makeMonths(pool, monthly, now))
+  const made = await untilLocked(locking, () => makeMonths(pool, monthly, now))
   const past = before === null ? [] : await listPastMonths(pool, monthly, before)
   let removed = 0
   for (const name of past)
-    if (!stopping?.aborted) removed += await untilLocked(stopping, () => dropMonth(pool, monthly, name, now))
+    if (!stopping?.aborted) removed += await untilLocked(locking, () => dropMonth(pool, monthly, name, now))
   // Statistics of a partitioned table are not kept automatically.
   if (made + past.length > 0) await pool.query(voidStatement`analyze ${sql.identifier([monthly.table])}`)
   return removed

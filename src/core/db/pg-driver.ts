@@ -12,8 +12,9 @@ import {
   UniqueIntegrityConstraintViolationError,
 } from 'slonik'
 import { parseExactJson } from '../base/exact-json.ts'
+import { coalescedReads } from './coalesced-reads.ts'
 import { isInTransaction } from './commit-piggyback.ts'
-import { CellTablesGoneError, DatabaseUnresponsiveError, isTableMissing } from './database-errors.ts'
+import { CellTablesGoneError, DatabaseUnresponsiveError, isObjectMissing } from './database-errors.ts'
 import { DatabaseClient } from './pg-client.ts'
 
 /** Converts `2026-11-21 09:00:05.123+00` to `2026-11-21T09:00:05.123Z`, the format of the API. */
@@ -98,6 +99,18 @@ export const databaseDriver = (config: pg.ClientConfig, { mayMove = false } = {}
         connecting--
       }
     }
+    const coalesced = coalescedReads<boolean>()
+    /** Whether the tables have been moved: otherwise a missing object is a fault of this program. */
+    const readIsMoved = async () => {
+      const session = new DatabaseClient(config)
+      session.on('error', () => {})
+      try {
+        await session.connect()
+        return (await session.query(`select to_regclass('migrations') is null as moved`)).rows[0].moved as boolean
+      } finally {
+        await session.end().catch(() => {})
+      }
+    }
     return {
       async createPoolClient({ clientEventEmitter }) {
         let isAcquired = false
@@ -153,7 +166,9 @@ export const databaseDriver = (config: pg.ClientConfig, { mayMove = false } = {}
               const mapped = toSlonikError(error as Error)
               // Slonik does not roll back, as the session has ended: the connection must not be used again.
               if (mapped instanceof BackendTerminatedError) client.destroy()
-              throw mayMove && isTableMissing(mapped) ? new CellTablesGoneError(mapped) : mapped
+              if (mayMove && isObjectMissing(mapped) && (await coalesced('moved', readIsMoved).catch(() => true)))
+                throw new CellTablesGoneError(mapped)
+              throw mapped
             }
           },
           stream() {

@@ -49,8 +49,8 @@ export type PoolOptions = {
 const heldConnection = new AsyncLocalStorage<{ open: boolean } | undefined>()
 
 /**
- * Starts work on separate connections from within a transaction. Only for work that the transaction does not wait for:
- * waiting for a second connection while holding one can deadlock the pool.
+ * Starts work on separate connections from within a transaction. Only for work that the transaction does not wait for, or in
+ * the pool of a cell for a transaction at home: waiting for a second connection of a pool while holding one can deadlock it.
  */
 export const onSeparateConnection = <T>(work: () => T): T => heldConnection.run(undefined, work)
 

@@ -4,7 +4,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { MigrationBuilder } from 'node-pg-migrate'
 import { ConfigError } from '../base/config.ts'
 import { compareReleases, release } from '../base/release.ts'
-import { sqlStateOf } from '../db/database-errors.ts'
+import { isLockFailure } from '../db/database-errors.ts'
 import { channelPrefix, parseDatabaseUrl } from '../db/database-url.ts'
 import { DatabaseClient } from '../db/pg-client.ts'
 import {
@@ -24,9 +24,6 @@ import { createQueuesInDatabase } from './queue.ts'
  */
 const LOCK_WAIT_MS = 500
 const PAUSE_MS = 500
-
-/** lock_not_available, deadlock_detected */
-const LOCK_FAILURES = new Set<string | null>(['55P03', '40P01'])
 
 const UNBOUNDED = ['set lock_timeout = 0', 'set statement_timeout = 0']
 const BOUNDED = [`set lock_timeout = ${LOCK_WAIT_MS}`, 'reset statement_timeout']
@@ -194,7 +191,7 @@ async function untilLocked<T>(client: DatabaseClient, timeoutMs: number, run: ()
     try {
       return await run()
     } catch (error) {
-      if (!LOCK_FAILURES.has(sqlStateOf(error)) || performance.now() > deadline) throw error
+      if (!isLockFailure(error) || performance.now() > deadline) throw error
       // The runner leaves the transaction of a migration that failed open.
       await client.query('rollback')
       for (const statement of BOUNDED) await client.query(statement)

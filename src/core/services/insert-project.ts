@@ -1,3 +1,4 @@
+import { LOCK_PAST_MONTHS } from '../db/months.ts'
 import { requireCell } from './cell.ts'
 import { untilReplayedHome } from './copies.ts'
 import {
@@ -28,6 +29,7 @@ export async function insertStagedRows(move: ProjectMove): Promise<number | null
       `cell ${target.cell.name} has not replayed the changes at home: repeat the move once muster cells check passes`,
     )
   await client.query('begin')
+  await client.query(LOCK_PAST_MONTHS)
   await setReplicaRole(target, 'local')
   const [staged] = await rowsOf(client, 'select tables, spaces from moving_projects where project_id = $1 for update', [
     id,
