@@ -23,14 +23,15 @@ begin
   end loop;
 end $$;
 
--- Makes the partition of a month, with the rows of the month in NAME_rest. False if a partition has its IDs already.
+-- Makes the partition of a month, with the rows of the month in NAME_rest. False if a partition has its IDs already, or if
+-- NAME_rest has too many of them to move while other work waits: they remain there.
 create function add_month(parent text, prefix text, month timestamptz) returns boolean language plpgsql as $$
 declare
   added text := parent || to_char(month at time zone 'UTC', '_YYYY_MM');
   rest text := parent || '_rest';
   first text := id_floor(prefix, month);
   next text := id_floor(prefix, (month at time zone 'UTC' + interval '1 month') at time zone 'UTC');
-  found boolean;
+  found bigint;
 begin
   if exists (
     select from pg_inherits i join pg_class c on c.oid = i.inhrelid
@@ -39,11 +40,14 @@ begin
   ) then
     return false;
   end if;
+  execute format('select count(*) from (select from %I where id >= %L and id < %L limit 10001) r', rest, first, next) into found;
+  if found > 10000 then
+    return false;
+  end if;
   execute format('create table %I (like %I including defaults including constraints including generated including storage
     including compression)', added, parent);
   execute format('lock table %I in access exclusive mode', rest);
-  execute format('select exists (select from %I where id >= %L and id < %L)', rest, first, next) into found;
-  if found then
+  if found > 0 then
     -- The triggers of audit entries allow deletes under this setting.
     perform set_config('muster.audit_retention', 'on', true);
     execute format('with moved as (delete from %I where id >= %L and id < %L returning *) insert into %I select * from moved',
@@ -53,6 +57,21 @@ begin
   execute format('alter table %I attach partition %I for values from (%L) to (%L)', parent, added, first, next);
   perform add_truncate_triggers(parent, added);
   return true;
+end $$;
+
+-- Locks a table against all other work, and the tables it references before it: work that has locked one of them may write this
+-- table next. The first lock blocks no reader or writer; a wait for it ends an automatic vacuum, which the short waits would not.
+create function lock_alone(name text) returns void language plpgsql as $$
+declare
+  referenced text;
+begin
+  perform set_config('lock_timeout', '5s', true);
+  execute format('lock table %I in share update exclusive mode', name);
+  perform set_config('lock_timeout', '500ms', true);
+  for referenced in select confrelid::regclass from pg_constraint where conrelid = name::regclass and contype = 'f' loop
+    execute format('lock table %s in access exclusive mode', referenced);
+  end loop;
+  execute format('lock table %I in access exclusive mode', name);
 end $$;
 
 -- Partitions a table online: its rows stay where they are, as the partition NAME_before. A long table is read once, under a
@@ -72,11 +91,14 @@ begin
     return;
   end if;
 
-  perform set_config('lock_timeout', '500ms', true);
-  if not exists (select from pg_constraint where conrelid = parent::regclass and conname = bounded) then
-    execute format('lock table %I in access exclusive mode', parent);
+  select substring(pg_get_constraintdef(oid) from '''([^'']+)''') into bound
+  from pg_constraint where conrelid = parent::regclass and conname = bounded;
+  -- The bound of an earlier run, which was interrupted, may be near.
+  if bound is null or bound < id_floor(prefix, now() + interval '34 days') then
+    perform lock_alone(parent);
+    execute format('alter table %I drop constraint if exists %I', parent, bounded);
     execute format('select not exists (select from %I)', parent) into is_empty;
-    -- The bound must not be reached before the table is partitioned.
+    -- The bound must not be reached before the table is partitioned: by this transaction if it is empty.
     if not is_empty then
       month := date_trunc('month', now() + interval '65 days', 'UTC');
     end if;
@@ -86,8 +108,7 @@ begin
     commit;
     execute format('alter table %I validate constraint %I', parent, bounded);
     commit;
-    perform set_config('lock_timeout', '500ms', true);
-    execute format('lock table %I in access exclusive mode', parent);
+    perform lock_alone(parent);
   end if;
 
   select substring(pg_get_constraintdef(oid) from '''([^'']+)''') into bound
@@ -123,6 +144,8 @@ begin
   execute format('create table %I partition of %I default', parent || '_rest', parent);
   perform add_truncate_triggers(parent, parent || '_rest');
   for n in 0..3 loop
-    perform add_month(parent, prefix, date_trunc('month', now(), 'UTC') + make_interval(months => n));
+    -- Without the time zone of the session.
+    perform add_month(parent, prefix,
+      (date_trunc('month', now() at time zone 'UTC') + make_interval(months => n)) at time zone 'UTC');
   end loop;
 end $$;

@@ -57,7 +57,11 @@ describe('a project that is moved', function () {
     const setState = (state: string) => cells.services.pool.query(rawQuery(`update cells set state = $1`, [state]))
     // Makes the rows at home.
     await setState('closed')
-    const params = await populate({ ...cells, anonymous: cells.as(null) } as unknown as TestApp)
+    const params = await populate({
+      ...cells,
+      pool: cells.services.pool,
+      anonymous: cells.as(null),
+    } as unknown as TestApp)
     await setState('open')
     const id = params.project_id
     const statement = [{ effect: 'Allow', action: ['*'], resource: [`srn:${id}:*:*`] }]

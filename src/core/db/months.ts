@@ -3,8 +3,9 @@ import { z } from 'zod'
 import { idFloor } from '../base/ids.ts'
 import type { Services } from '../base/services.ts'
 import { isLockFailure } from './database-errors.ts'
+import { withStatementLimit } from './pg-client.ts'
 import { inTransaction, type Pool, type Transaction } from './pool.ts'
-import { type Fragment, rawFragment, sql, voidStatement } from './sql.ts'
+import { type Fragment, type Queryable, rawFragment, sql, voidStatement } from './sql.ts'
 import { setForTransaction } from './transaction-settings.ts'
 
 /** A table that is partitioned by months of its IDs, with their prefix (sql/0037_months.sql). */
@@ -25,6 +26,7 @@ const AHEAD = 3
 
 /** Longest wait for the lock under which a partition is dropped: work that needs the table waits with it. */
 const LOCK_WAIT_MS = 500
+const VACUUM_WAIT_MS = 5000
 const PAUSE_MS = 1000
 const ATTEMPTS = 30
 
@@ -60,8 +62,7 @@ export function expiresBefore({ config, clock }: Pick<Services, 'config' | 'cloc
 
 /** Makes the partitions of this month and of those ahead. Returns their number. */
 const makeMonths = (pool: Pool, { table, prefix }: MonthlyTable, now: Date): Promise<number> =>
-  inTransaction(pool, async tx => {
-    await setForTransaction(tx, { lock_timeout: `${LOCK_WAIT_MS}ms` })
+  inLongTransaction(pool, async tx => {
     const months = Array.from({ length: AHEAD + 1 }, (_, offset) => firstOfMonth(now, offset).toISOString())
     const { made } = await tx.one(madeRow`
       select count(*) filter (where add_month(${table}, ${prefix}, m.month))::int as made
@@ -91,6 +92,25 @@ const listPastMonths = (pool: Pool, { table, prefix }: MonthlyTable, before: Dat
       and substring(pg_get_expr(c.relpartbound, c.oid) from ${UPPER_BOUND}) <= ${idFloor(prefix, before)}
     order by 1`)
 
+/** Whether the partitions of a table are replicated to the target of a move of the cell. */
+const isReplicated = async (db: Queryable, table: string): Promise<boolean> =>
+  (
+    await db.one(replicatedRow`
+      select exists (
+        select from pg_publication p join pg_publication_rel r on r.prpubid = p.oid join pg_inherits i on i.inhrelid = r.prrelid
+        where starts_with(p.pubname, 'muster_move_') and i.inhparent = ${table}::regclass
+      ) as replicated`)
+  ).replicated
+
+/** Runs a transaction whose statements may read a whole month, and wait only a short time for a lock. */
+const inLongTransaction = <T>(pool: Pool, work: (tx: Transaction) => Promise<T>): Promise<T> =>
+  withStatementLimit(Number.POSITIVE_INFINITY, () =>
+    inTransaction(pool, async tx => {
+      await setForTransaction(tx, { statement_timeout: '0', lock_timeout: `${LOCK_WAIT_MS}ms` })
+      return work(tx)
+    }),
+  )
+
 /** Drops a partition, unless other such work is in progress or its rows are still needed. Returns the number of its rows. */
 const dropMonth = (
   pool: Pool,
@@ -98,15 +118,19 @@ const dropMonth = (
   name: string,
   now: Date,
 ): Promise<number> =>
-  inTransaction(pool, async tx => {
+  inLongTransaction(pool, async tx => {
+    const partition = sql.fragment`${sql.identifier([name])}`
+    // A wait for this lock blocks no reader or writer, and ends an automatic vacuum, which the short wait below would not.
+    await setForTransaction(tx, { lock_timeout: `${VACUUM_WAIT_MS}ms` })
+    await tx.query(voidStatement`lock table ${partition} in share update exclusive mode`)
     await setForTransaction(tx, { lock_timeout: `${LOCK_WAIT_MS}ms` })
     const { locked } = await tx.one(lockedRow`select pg_try_advisory_xact_lock(${PAST_MONTHS}) as locked`)
-    const partition = sql.fragment`${sql.identifier([name])}`
     if (!locked || !(await expire(tx, partition))) return 0
     // Rows of past months change only under the lock, or with their project and its counts.
     const scopes = await tx.any(scopeRow`
       select coalesce(project_id, '') as scope, count(*)::int as count from ${partition} group by 1`)
-    await tx.query(voidStatement`lock table ${sql.identifier([table])} in access exclusive mode`)
+    await tx.query(voidStatement`lock table only ${sql.identifier([table])} in access exclusive mode`)
+    if (await isReplicated(tx, table)) throw new Error('the move of the cell has begun')
     await expireChanges?.(tx, partition, now)
     await tx.query(voidStatement`drop table ${partition}`)
     await tx.query(voidStatement`
@@ -121,9 +145,15 @@ const dropMonth = (
     return scopes.reduce((sum, { count }) => sum + count, 0)
   })
 
+const analyze = (pool: Pool, { table }: MonthlyTable): Promise<number> =>
+  inLongTransaction(pool, async tx => {
+    await tx.query(voidStatement`analyze ${sql.identifier([table])}`)
+    return 0
+  })
+
 /**
  * Repeats work that does not get a lock in time, so that work which needs the table continues between the attempts. Returns 0
- * after the last one: a dump may hold its lock for hours.
+ * after the last one, as a dump may hold its lock for hours, and after another failure: rows are then deleted singly.
  */
 async function untilLocked(
   { log, table, stopping }: Pick<Services, 'log'> & { table: string; stopping: AbortSignal | undefined },
@@ -133,12 +163,12 @@ async function untilLocked(
     try {
       return await work()
     } catch (error) {
-      if (!isLockFailure(error)) throw error
-      if (attempt === ATTEMPTS || stopping?.aborted) {
-        log.warn({ table, err: error }, 'months not changed: the table is locked')
+      if (isLockFailure(error) && attempt < ATTEMPTS && !stopping?.aborted)
+        await sleep(PAUSE_MS, undefined, { signal: stopping }).catch(() => undefined)
+      else {
+        log.error({ table, err: error }, 'months not changed')
         return 0
       }
-      await sleep(PAUSE_MS, undefined, { signal: stopping }).catch(() => undefined)
     }
   }
 }
@@ -155,12 +185,7 @@ export async function maintainMonths(
   before: Date | null,
   stopping?: AbortSignal,
 ): Promise<number> {
-  const { replicated } = await pool.one(replicatedRow`
-    select exists (
-      select from pg_publication p join pg_publication_rel r on r.prpubid = p.oid join pg_inherits i on i.inhrelid = r.prrelid
-      where starts_with(p.pubname, 'muster_move_') and i.inhparent = ${monthly.table}::regclass
-    ) as replicated`)
-  if (replicated) {
+  if (await isReplicated(pool, monthly.table)) {
     log.warn({ table: monthly.table }, 'months not changed: the cell is being moved')
     return 0
   }
@@ -172,6 +197,6 @@ export async function maintainMonths(
   for (const name of past)
     if (!stopping?.aborted) removed += await untilLocked(locking, () => dropMonth(pool, monthly, name, now))
   // Statistics of a partitioned table are not kept automatically.
-  if (made + past.length > 0) await pool.query(voidStatement`analyze ${sql.identifier([monthly.table])}`)
+  if (made + removed > 0) await untilLocked(locking, () => analyze(pool, monthly))
   return removed
 }

@@ -19,10 +19,9 @@ import { createQueuesInDatabase } from './queue.ts'
 
 /**
  * Longest wait of a statement of a migration for a lock: work that needs the table waits with it. Then the migrations begin
- * again, after a pause in which that work continues. Less than deadlock_timeout, 1 s, after which PostgreSQL fails such work if
- * it has a lock for which the migration waits.
+ * again, after a pause in which that work continues.
  */
-const LOCK_WAIT_MS = 500
+const LOCK_WAIT_MS = 1000
 const PAUSE_MS = 500
 
 const UNBOUNDED = ['set lock_timeout = 0', 'set statement_timeout = 0']

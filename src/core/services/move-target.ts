@@ -62,7 +62,9 @@ export async function copyMonths(source: DatabaseClient, target: DatabaseClient)
   const isIn = (months: typeof wanted, { name, bound }: (typeof wanted)[number]) =>
     months.some(month => month.name === name && month.bound === bound)
   await inTransactionOf(target, async () => {
-    for (const month of present) if (!isIn(wanted, month)) await target.query(`drop table "${month.name}"`)
+    const parents = new Set(wanted.map(({ parent }) => parent))
+    for (const month of present)
+      if (parents.has(month.parent) && !isIn(wanted, month)) await target.query(`drop table "${month.name}"`)
     for (const month of wanted) {
       if (isIn(present, month)) continue
       await target.query(`create table "${month.name}" partition of ${month.parent} ${month.bound}`)

@@ -1,5 +1,6 @@
 import { injectFault } from '../base/fault-injection.ts'
 import { sqlStateOf } from '../db/database-errors.ts'
+import { LOCK_PAST_MONTHS } from '../db/months.ts'
 import {
   dropStaged,
   hasProject,
@@ -36,6 +37,7 @@ export async function takeRowsWithRetries(move: ProjectMove): Promise<boolean> {
 
 async function takeRows({ cells, directory, id, source, target }: ProjectMove): Promise<boolean> {
   await source.client.query('begin')
+  await source.client.query(LOCK_PAST_MONTHS)
   await setReplicaRole(source, 'local')
   // Rows before their project, as writers lock them; then those that were inserted until the project was locked.
   await lockParents(source, id)
@@ -151,6 +153,7 @@ const DISCARDED = ['audit_seal_batches', 'audit_chain_starts', 'unfolded_usage',
 export async function takeLateRows({ id, source, target }: ProjectMove): Promise<void> {
   const conditionOf = (name: string) => (source.tables.find(table => table.name === name) as ProjectTable).where
   await inTransactionOf(source.client, async () => {
+    await source.client.query(LOCK_PAST_MONTHS)
     await setReplicaRole(source, 'local')
     for (const name of ADDED) {
       const taken = await rowsOf(
