@@ -60,6 +60,7 @@ export async function idleWorkers(): Promise<Row[]> {
     const { rows } = await db.query(`
       select sum(calls) over () as all_calls, calls::float8, total_exec_time + total_plan_time as ms, left(query, 400) as query
       from pg_stat_statements where toplevel order by ms desc`)
+    if (rows.length < SHOWN) throw new Error('the workers executed no statements')
     const costs = rows.slice(0, SHOWN).map(({ calls, ms, query }) => {
       const text = query.replaceAll(/\s+/g, ' ').slice(0, 50)
       return `${rounded(calls / SECONDS)}/s of ${rounded(ms / calls, 2)} ms: ${text}`

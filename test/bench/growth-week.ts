@@ -28,16 +28,18 @@ const RETENTION = Object.fromEntries(
 
 /** Dead rows of tables, the number at which autovacuum processes the table, and bytes with indexes and TOAST. */
 const TABLES = `
-  select c.relname as name, pg_total_relation_size(c.oid)::float8 as bytes, s.n_dead_tup::float8 as dead, s.n_live_tup::float8 as live,
-    coalesce(o.threshold, current_setting('autovacuum_vacuum_threshold')::float8)
-      + coalesce(o.scale, current_setting('autovacuum_vacuum_scale_factor')::float8) * greatest(c.reltuples, 0) as allowed
-  from pg_class c join pg_stat_all_tables s on s.relid = c.oid
+  select coalesce(p.relname, c.relname) as name, sum(pg_total_relation_size(c.oid))::float8 as bytes, sum(s.n_dead_tup)::float8 as dead,
+    sum(s.n_live_tup)::float8 as live,
+    sum(coalesce(o.threshold, current_setting('autovacuum_vacuum_threshold')::float8)
+      + coalesce(o.scale, current_setting('autovacuum_vacuum_scale_factor')::float8) * greatest(c.reltuples, 0)) as allowed
+  from pg_class c left join pg_inherits i on i.inhrelid = c.oid left join pg_class p on p.oid = i.inhparent
+  join pg_stat_all_tables s on s.relid = c.oid
   cross join lateral (
     select max(option_value::float8) filter (where option_name = 'autovacuum_vacuum_threshold') as threshold,
       max(option_value::float8) filter (where option_name = 'autovacuum_vacuum_scale_factor') as scale
     from pg_options_to_table(c.reloptions)) o
   where c.relkind = 'r' and c.relnamespace in ('public'::regnamespace, 'pgboss'::regnamespace)
-  order by bytes desc`
+  group by 1 order by bytes desc`
 
 type Table = { name: string; bytes: number; dead: number; live: number; allowed: number }
 
@@ -109,7 +111,7 @@ function boundsOf(nights: readonly Table[][]): Row[] {
   // Rows without an expiry, such as usage, make their table larger every day.
   const sizes = big.map(({ name, bytes, live }) => {
     const before = steady.get(name) ?? { bytes, live }
-    return { name, value: bytes / before.bytes / Math.max(1, live / before.live) }
+    return { name, value: bytes / before.bytes / Math.max(1, live / Math.max(1, before.live)) }
   })
   const total = (tables: readonly Table[]) => tables.reduce((all, { bytes }) => all + bytes, 0)
   const row = (what: string, found: { name: string; value: number }[], target: string): Row => {
