@@ -42,7 +42,7 @@ export function launch(file: string, args: readonly string[], env: Record<string
 /** Runs a program to its end. */
 export async function run(file: string, args: readonly string[], env: Record<string, string> = {}) {
   const running = launch(file, args, env)
-  const timer = setTimeout(() => running.child.kill('SIGKILL'), 60_000)
+  const timer = setTimeout(() => running.child.kill('SIGKILL'), 180_000)
   const code = await running.ended
   clearTimeout(timer)
   return { code, ...running.output }
