@@ -55,7 +55,7 @@ export class Cells {
       role: 'web' | 'worker' | 'cli'
       serve?: (services: Services) => Promise<Serving | undefined>
       only?: readonly string[]
-      /** How services are opened, besides. */
+      /** Further options with which services are opened. */
       options?: Partial<Parameters<typeof openServices>[1]>
     },
   ) {

@@ -22,7 +22,10 @@ export class DirectoryWatch {
     this.#refresh = exclusiveLoop('cells', { periodMs: PERIOD_MS, log: home.log }, () => this.#readUntilCurrent())
   }
 
-  /** @param readFirst reads the directory the first time, after which changes are received */
+  /**
+   * Listens for changes of the directory, reads it, and reads it again periodically.
+   * @param readFirst reads it the first time
+   */
   async start(readFirst: () => Promise<unknown>): Promise<void> {
     const refresh = () => {
       this.#isStale = true

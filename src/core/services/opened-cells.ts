@@ -37,7 +37,7 @@ export class OpenedCells {
   /**
    * @param hooks.serve starts what this process does in a cell
    * @param hooks.isServed whether this process opens a cell
-   * @param hooks.onCurrent is called when a cell that is not being moved is open or closed as the directory requires
+   * @param hooks.onCurrent is called when a cell that is not being moved was opened, could not be opened, or was closed
    */
   constructor(
     home: Services,

@@ -54,7 +54,7 @@ const isPaused = async (home: Services, name: string): Promise<boolean> =>
 /** Tables whose rows a migration writes. */
 const BOOKKEEPING = new Set(['migrations', 'breaking_migrations', 'version', 'queue', 'write_probe'])
 
-/** Leaves a target as after its migration. */
+/** Leaves a target as after its migration, with the months of the source. */
 async function emptyTarget(source: DatabaseClient, target: DatabaseClient, move: CellMove): Promise<void> {
   await restoreTarget(target, move.layout, { isEmptied: true })
   const tables = await tablesOf(target, move.layout)
