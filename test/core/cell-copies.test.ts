@@ -67,7 +67,7 @@ describe('copies of the rows of home in the same database', function () {
     const references = await inHome(
       `with recursive of_projects (oid) as (
          select attrelid from pg_attribute join pg_class c on c.oid = attrelid
-         where attname = 'project_id' and relkind = 'r' and relnamespace = 'public'::regnamespace
+         where attname = 'project_id' and relkind in ('r', 'p') and not relispartition and relnamespace = 'public'::regnamespace
          union
          select conrelid from pg_constraint join of_projects p on confrelid = p.oid where contype = 'f'
        )

@@ -40,6 +40,7 @@ const TABLES = `
     string_agg(quote_ident(column_name), ', ' order by ordinal_position) as columns
   from information_schema.columns join information_schema.tables using (table_schema, table_name)
   where table_schema = 'public' and table_type = 'BASE TABLE' and is_generated = 'NEVER'
+    and not (select relispartition from pg_class where oid = format('%I.%I', table_schema, table_name)::regclass)
     and table_name not in ('migrations', 'cells', 'project_cells', 'cell_moves')
   group by table_name order by table_name`
 

@@ -21,7 +21,8 @@ export async function placesOf(
   const { pool } = app
   const tables = await pool.anyFirst(table`
     select format('%I.%I', table_schema, table_name) as name from information_schema.tables
-    where table_type = 'BASE TABLE' and table_schema not in ('pg_catalog', 'information_schema') order by 1`)
+    where table_type = 'BASE TABLE' and table_schema not in ('pg_catalog', 'information_schema')
+      and not (select relispartition from pg_class where oid = format('%I.%I', table_schema, table_name)::regclass) order by 1`)
   const found = new Set<string>()
   const hex = Buffer.from(text).toString('hex')
   for (const name of tables) {
