@@ -19,9 +19,13 @@ import { createQueuesInDatabase } from './queue.ts'
 
 /**
  * Longest wait of a statement of a migration for a lock: work that needs the table waits with it. Then the migrations begin
- * again, after a pause in which that work continues.
+ * again, after a pause in which that work continues. Less than deadlock_timeout, 1 s: PostgreSQL would then fail work that waits
+ * for the migration and has a lock which the migration waits for.
  */
-const LOCK_WAIT_MS = 1000
+const LOCK_WAIT_MS = 500
+/** The same for each fifth time: after deadlock_timeout, PostgreSQL ends an automatic vacuum that has the lock. */
+const LONG_LOCK_WAIT_MS = 1500
+const LONG_EVERY = 5
 const PAUSE_MS = 500
 
 const UNBOUNDED = ['set lock_timeout = 0', 'set statement_timeout = 0']
@@ -186,7 +190,7 @@ const contractsOf = (texts: ReadonlyMap<string, string>): ReadonlyMap<string, st
 /** Runs migrations again while a statement of them does not get its lock, at most for `timeoutMs`. */
 async function untilLocked<T>(client: DatabaseClient, timeoutMs: number, run: () => Promise<T>): Promise<T> {
   const deadline = performance.now() + timeoutMs
-  for (;;) {
+  for (let attempt = 1; ; attempt++) {
     try {
       return await run()
     } catch (error) {
@@ -194,6 +198,7 @@ async function untilLocked<T>(client: DatabaseClient, timeoutMs: number, run: ()
       // The runner leaves the transaction of a migration that failed open.
       await client.query('rollback')
       for (const statement of BOUNDED) await client.query(statement)
+      if (attempt % LONG_EVERY === 0) await client.query(`set lock_timeout = ${LONG_LOCK_WAIT_MS}`)
       await sleep(PAUSE_MS)
     }
   }
