@@ -47,13 +47,11 @@ begin
   execute format('create table %I (like %I including defaults including constraints including generated including storage
     including compression)', added, parent);
   execute format('lock table %I in access exclusive mode', rest);
-  if found > 0 then
-    -- The triggers of audit entries allow deletes under this setting.
-    perform set_config('muster.audit_retention', 'on', true);
-    execute format('with moved as (delete from %I where id >= %L and id < %L returning *) insert into %I select * from moved',
-      rest, first, next, added);
-    perform set_config('muster.audit_retention', '', true);
-  end if;
+  -- The triggers of audit entries allow deletes under this setting.
+  perform set_config('muster.audit_retention', 'on', true);
+  execute format('with moved as (delete from %I where id >= %L and id < %L returning *) insert into %I select * from moved',
+    rest, first, next, added);
+  perform set_config('muster.audit_retention', '', true);
   execute format('alter table %I attach partition %I for values from (%L) to (%L)', parent, added, first, next);
   perform add_truncate_triggers(parent, added);
   return true;

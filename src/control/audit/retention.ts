@@ -13,10 +13,10 @@ export async function pruneAudit(
   { config, clock, pool, log }: Pick<Services, 'config' | 'clock' | 'pool' | 'log'>,
   stopping?: AbortSignal,
 ): Promise<number> {
-  if (config.AUDIT_RETENTION_DAYS === 0 || config.AUDIT_RETENTION_SWEEP_DISABLED)
-    return maintainMonths({ pool, clock, log }, auditMonths, null, stopping)
-  const before = expiresBefore({ config, clock }, config.AUDIT_RETENTION_DAYS)
+  const isDisabled = config.AUDIT_RETENTION_DAYS === 0 || config.AUDIT_RETENTION_SWEEP_DISABLED
+  const before = isDisabled ? null : expiresBefore({ config, clock }, config.AUDIT_RETENTION_DAYS)
   const dropped = await maintainMonths({ pool, clock, log }, auditMonths, before, stopping)
+  if (before === null) return dropped
   const deleted = await deleteInBatches(
     limit => inTransaction(pool, tx => deleteAuditEntries(tx, before, limit)),
     stopping,

@@ -66,7 +66,7 @@ const makeMonths = (pool: Pool, { table, prefix }: MonthlyTable, now: Date): Pro
     const months = Array.from({ length: AHEAD + 1 }, (_, offset) => firstOfMonth(now, offset).toISOString())
     const { made } = await tx.one(madeRow`
       select count(*) filter (where add_month(${table}, ${prefix}, m.month))::int as made
-      from unnest(${sql.array(months, 'timestamptz')}) with ordinality as m (month, n)`)
+      from unnest(${sql.array(months, 'timestamptz')}) as m (month)`)
     return made
   })
 
