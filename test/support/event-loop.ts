@@ -26,3 +26,13 @@ export async function longestTurn(work: () => Promise<unknown>): Promise<number>
   await new Promise(resolve => setImmediate(resolve))
   return longest
 }
+
+/**
+ * The longest turn of the event loop in the best of up to five repetitions of something, as `longestTurn`: the compiler of JavaScript
+ * and the collection of garbage may come in between, though not each time. Ends with the first repetition below `limit`.
+ */
+export async function longestTurnAtBest(work: (time: number) => Promise<unknown>, limit: number): Promise<number> {
+  let best = Number.POSITIVE_INFINITY
+  for (let time = 0; time < 5 && best >= limit; time++) best = Math.min(best, await longestTurn(() => work(time)))
+  return best
+}
