@@ -9,12 +9,13 @@ import { eventMonths } from '#control/events/store.ts'
 import { idFloor, newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import { maintainMonths } from '#core/db/months.ts'
+import { DatabaseClient } from '#core/db/pg-client.ts'
 import { MIGRATIONS } from '#core/queues/breaking-migrations.ts'
 import { migrate } from '#core/queues/migrate.ts'
 import { eventually, startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster } from '../support/hosts.ts'
-import { createDatabase, dropDatabase } from '../support/postgres.ts'
+import { createDatabase, dropDatabase, tcpUrl } from '../support/postgres.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
 import { postedBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
@@ -396,6 +397,29 @@ describe('months of events and audit entries', function () {
       const bodies = receiver.requests.map(({ body }) => body).filter(body => /^\{"id" : \d+\}$/.test(body))
       assert.equal(new Set(bodies).size, retained.length)
     })
+  })
+})
+
+describe('sessions', () => {
+  const app = forSuite(startApp)
+
+  it('plan without pruning where it may end the server, whatever opens them', async () => {
+    const [{ number }] = await app.rows(`select current_setting('server_version_num')::int as number`)
+    const expected = number < 180_000 ? 'on' : 'off'
+    const { hostname, port, username, password, pathname } = tcpUrl(app.databaseUrl)
+    const severalHosts = `postgres://${username}:${password}@${hostname}:1,${hostname}:${port}${pathname}`
+    const settingOf = async (client: DatabaseClient) => {
+      await client.connect()
+      try {
+        return (await client.query('show enable_partition_pruning')).rows[0].enable_partition_pruning
+      } finally {
+        await client.end()
+      }
+    }
+    for (const connectionString of [app.databaseUrl, severalHosts])
+      assert.equal(await settingOf(new DatabaseClient({ connectionString })), expected)
+    const [{ enable_partition_pruning }] = await app.rows('show enable_partition_pruning')
+    assert.equal(enable_partition_pruning, expected)
   })
 })
 

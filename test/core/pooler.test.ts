@@ -17,7 +17,19 @@ const PGBOUNCER =
     .map(directory => path.join(directory, 'pgbouncer'))
     .find(fs.existsSync)
 /** What the pooler drops of the settings of a session. */
-const SETTINGS = { timezone: 'UTC', statement_timeout: '60s', idle_in_transaction_session_timeout: '60s' }
+const SETTINGS = {
+  timezone: 'UTC',
+  statement_timeout: '60s',
+  idle_in_transaction_session_timeout: '60s',
+  enable_partition_pruning: 'off',
+}
+/** Values with which a process refuses to start. */
+const WRONG: typeof SETTINGS = {
+  timezone: 'Asia/Tokyo',
+  statement_timeout: '0',
+  idle_in_transaction_session_timeout: '0',
+  enable_partition_pruning: 'on',
+}
 const NOBODY = 65_534
 const IGNORED = 'options,statement_timeout,idle_in_transaction_session_timeout,extra_float_digits'
 
@@ -114,20 +126,20 @@ describe('connections through PgBouncer', function () {
     )
   })
 
-  for (const name of Object.keys(SETTINGS))
+  for (const name of Object.keys(SETTINGS) as (keyof typeof SETTINGS)[])
     it(`names ${name} if the pooler drops it, and the connections that keep the previous settings`, async () => {
       const owner = new pg.Client({ connectionString: database.url })
       await owner.connect()
       const alter = (change: string) =>
         owner.query(`alter database ${pg.escapeIdentifier(owner.database as string)} ${change}`)
       try {
-        await alter(`set ${name} to ${name === 'timezone' ? `'Asia/Tokyo'` : '0'}`)
+        await alter(`set ${name} to '${WRONG[name]}'`)
         const url = await pooler({ pool_mode: 'session', ignore_startup_parameters: IGNORED })
         const message = await refusal(url, database.url)
         assert.match(message, new RegExp(`^DATABASE_URL: the pooler drops ${name}: alter role .* set ${name} to '`))
         assert.match(message, /RECONNECT/)
       } finally {
-        await alter(`set ${name} to '${SETTINGS[name as keyof typeof SETTINGS]}'`)
+        await alter(`set ${name} to '${SETTINGS[name]}'`)
         await owner.end()
       }
     })

@@ -5,7 +5,7 @@ import { processSingleton } from '../base/process-singleton.ts'
 import type { Services } from '../base/services.ts'
 import { sqlStateOf } from './database-errors.ts'
 import { parseDatabaseUrl } from './database-url.ts'
-import { DatabaseClient } from './pg-client.ts'
+import { DatabaseClient, hasFaultyPruning } from './pg-client.ts'
 import { sessionSettings } from './pool.ts'
 
 /** SQLSTATEs of a missing prepared statement and of a duplicate one. */
@@ -78,9 +78,14 @@ const SETTINGS: Record<string, RequiredSetting> = {
 async function requireSettings(client: DatabaseClient, schema: string | null): Promise<void> {
   const required: Record<string, RequiredSetting> = { ...SETTINGS }
   if (schema !== null) required.search_path = { value: schema, accepts: value => value === schema }
-  const names = Object.keys(required)
-  const { rows } = await client.query(`select ${names.map(name => `current_setting('${name}') as ${name}`).join(', ')}`)
-  const dropped = names.filter(name => !required[name].accepts(rows[0][name]))
+  const values = Object.keys(required).map(name => `current_setting('${name}') as ${name}`)
+  const { rows } = await client.query(`
+    select ${values.join(', ')}, pg_backend_pid() as session, current_setting('server_version') as version,
+      (select reset_val from pg_settings where name = 'enable_partition_pruning') as enable_partition_pruning`)
+  // A pooler reports another session ID, and may execute later statements in a session that was not set.
+  if (hasFaultyPruning(rows[0].version) && rows[0].session !== client.sessionId)
+    required.enable_partition_pruning = { value: 'off', accepts: value => value === 'off' }
+  const dropped = Object.keys(required).filter(name => !required[name].accepts(rows[0][name]))
   if (dropped.length === 0) return
   const fixes = dropped.map(name => `alter role ${client.user} set ${name} to '${required[name].value}'`)
   throw new ConfigError(

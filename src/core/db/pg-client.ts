@@ -93,6 +93,21 @@ function triesNext(error: unknown): boolean {
 /** SQLSTATE of a write to a standby, or to a server that was made read-only. */
 const READ_ONLY = '25006'
 
+/**
+ * First major version of PostgreSQL whose run-time pruning of partitions uses freed memory, which ends the server: after a
+ * statement waited for a row that another transaction changed, with a scan of a partitioned table by values of other rows. Seen
+ * with 18.4; releases up to 18.6 have it (commit 1b5dd3a of October 2026 fixes it). A later release may be excepted once
+ * test/core/months.test.ts has run on it.
+ */
+const FAULTY_PRUNING_SINCE = 18
+
+/** Statement after which a session plans without pruning: each partition is searched, by its index. */
+const DISABLE_PRUNING = 'set enable_partition_pruning = off'
+
+/** Whether the run-time pruning of a server may end it, by the version that it reported, such as `18.4`. */
+export const hasFaultyPruning = (version: string | undefined): boolean =>
+  Number.parseInt(version ?? '', 10) >= FAULTY_PRUNING_SINCE
+
 /** Whether a session is what a target requires, by the parameters that the server reported. */
 function meetsTarget(target: SessionTarget, reported: Readonly<Record<string, string>>): boolean {
   const isStandby = reported.in_hot_standby === 'on'
@@ -123,6 +138,7 @@ function meetsTarget(target: SessionTarget, reported: Readonly<Record<string, st
  *   connections (server-watchdog.ts) and for cancelling the statements of abandoned requests (below).
  * - Tries the hosts of its URL in order (database-url.ts), and leaves a server that became read-only.
  * - Executes statements in the schema of its URL: names in the schema `pgboss`, which a cell has in its own, are rewritten.
+ * - Prevents a fault of PostgreSQL (FAULTY_PRUNING_SINCE).
  * - Marks errors of connections and statements (database-errors.ts): a reset database socket has the same error code as
  *   a reset socket of a tool.
  */
@@ -139,6 +155,8 @@ export class DatabaseClient extends pg.Client {
   #onLeave: (() => void) | null = null
   /** Host of the current connection, of several. */
   #url: string
+  /** Version that the server reported, such as `18.4`. */
+  #serverVersion: string | undefined
 
   constructor(config: pg.ClientConfig) {
     const databaseUrl = parseDatabaseUrl(config.connectionString as string)
@@ -159,17 +177,15 @@ export class DatabaseClient extends pg.Client {
   override connect(callback?: Callback): any {
     open.add(this)
     this.openedAt = performance.now()
-    const connected = this.#connectToFirst().then(
-      () => {
-        this.openedAt = performance.now()
-        this.isConnected = true
-      },
-      error => {
-        open.delete(this)
-        markDriverError(error)
-        throw error
-      },
-    )
+    const connected = this.#connectToFirst().then(async () => {
+      if (hasFaultyPruning(this.#serverVersion)) await this.#disablePruning()
+      this.openedAt = performance.now()
+      this.isConnected = true
+    })
+    connected.catch(error => {
+      markDriverError(error)
+      this.destroy()
+    })
     if (!callback) return connected
     connected.then(() => callback(null, this), callback)
   }
@@ -227,10 +243,29 @@ export class DatabaseClient extends pg.Client {
         other.leave(new DatabaseUnresponsiveError('database server is read-only'))
   }
 
+  /** Makes a new session plan without pruning. */
+  #disablePruning(): Promise<void> {
+    return new Promise((resolve, reject) => {
+      const statement = { text: DISABLE_PRUNING, limitMs: CONNECT_MS }
+      this.query(statement, undefined, (error: Error | null) => (error ? reject(error) : resolve()))
+    })
+  }
+
+  /** Calls a function for each parameter that the server reports. */
+  #onReport(listener: (name: string, value: string) => void): void {
+    const { connection } = this as unknown as Internals
+    connection.on('parameterStatus', ({ parameterName, parameterValue }) => listener(parameterName, parameterValue))
+  }
+
   /** Connects to the first host that answers and is the required server. */
   async #connectToFirst(): Promise<void> {
     const { urls, target } = this.#databaseUrl
-    if (urls.length === 1 && target === 'any') return void (await super.connect())
+    if (urls.length === 1 && target === 'any') {
+      this.#onReport((name, value) => {
+        if (name === 'server_version') this.#serverVersion = value
+      })
+      return void (await super.connect())
+    }
     const inOrder = [...urls.filter(url => !isAvoided(url)), ...urls.filter(isAvoided)]
     const tries = inOrder.map(url => ({ url, target: target === 'prefer-standby' ? ('standby' as const) : target }))
     if (target === 'prefer-standby') tries.push(...inOrder.map(url => ({ url, target: 'any' as const })))
@@ -260,14 +295,15 @@ export class DatabaseClient extends pg.Client {
     this.#url = url
     const reported: Record<string, string> = {}
     const notRequired = () => new Error(`session is not ${target}`)
-    connection.on('parameterStatus', ({ parameterName, parameterValue }) => {
-      reported[parameterName] = parameterValue
+    this.#onReport((name, value) => {
+      reported[name] = value
       // A server that is made read-only reports it with the next statement.
       if (this.isConnected && !meetsTarget(target, reported)) this.#leaveServer(notRequired())
     })
     try {
       await super.connect()
       if (!meetsTarget(target, reported)) throw notRequired()
+      this.#serverVersion = reported.server_version
     } catch (error) {
       if (triesNext(error)) failedAt.set(hostOf(url), performance.now())
       throw error

@@ -1,6 +1,6 @@
 import fs from 'node:fs'
 import path from 'node:path'
-import { CHECKOUT, type Deployment } from './deployment.ts'
+import { CHECKOUT, type Deployment, query } from './deployment.ts'
 import { type Drill, NotPossibleError } from './drill.ts'
 
 /** The release before this one. Its sources are packed, because a clone may have neither history nor tags. */
@@ -33,6 +33,9 @@ export const upgrade: Drill = {
     // The release before runs with the packages of this one.
     fs.symlinkSync(path.join(CHECKOUT, 'node_modules'), path.join(directory, 'node_modules'))
     await deployment.command(['migrate'], directory)
+    // As docs/operations.md says: connections of the release before do not set it.
+    const database = new URL(deployment.databaseUrl).pathname.slice(1)
+    await query(deployment.databaseUrl, `alter database "${database}" set enable_partition_pruning = off`)
     await deployment.startAll({ web: 2, worker: 2 }, directory)
   },
   // The sums that 0.1.0 writes lack the priced part, which `muster reprocess usage` adds after an upgrade.
