@@ -4,9 +4,8 @@ import { identifyOnce } from '../api/call.ts'
 import { booleanQuery, type PageBody } from '../api/lists.ts'
 import type { Context, Operation, OperationResult } from '../api/operation.ts'
 import { parse } from '../api/validate.ts'
-import { AppError, raiseInvalid } from '../base/errors.ts'
-import { isTransient } from '../db/database-errors.ts'
-import { type Cell, cellUnavailable, requireCell } from '../services/cell.ts'
+import { raiseInvalid } from '../base/errors.ts'
+import { type Cell, namingCell, requireCell, unavailableCell } from '../services/cell.ts'
 import type { Cells } from '../services/cells.ts'
 import { type Invocation, openInvocation } from './invocation.ts'
 import { MergeOrder, mergedPage } from './merged-lists.ts'
@@ -92,18 +91,6 @@ async function readOtherCell<T>(
   return body as T
 }
 
-/** Raises CELL_UNAVAILABLE in place of an error of an unavailable database. */
-async function namingCell<T>(cell: Cell, work: () => Promise<T>): Promise<T> {
-  try {
-    return await work()
-  } catch (error) {
-    throw isTransient(error) ? cellUnavailable(cell, error) : error
-  }
-}
-
-const missingCell = (error: unknown): string | null =>
-  error instanceof AppError && error.code === 'CELL_UNAVAILABLE' ? String(error.meta?.cell) : null
-
 /** Reads cells; without those that are not available, if the call accepts a part, which the response then names. */
 async function withoutMissing(
   cells: readonly Cell[],
@@ -117,7 +104,7 @@ async function withoutMissing(
       const body = await read(rest)
       return missing.length > 0 ? { ...body, meta: { missing_cells: missing } } : body
     } catch (error) {
-      const name = missingCell(error)
+      const name = unavailableCell(error)
       if (!isPartial || name === null || rest.length === 1) throw error
       missing.push(name)
     }

@@ -1,6 +1,7 @@
 import { type CellIdentity, inCell } from '../base/current-cell.ts'
 import { AppError } from '../base/errors.ts'
 import type { Services } from '../base/services.ts'
+import { isTransient } from '../db/database-errors.ts'
 
 /** A cell of a deployment, as a process uses it. */
 
@@ -35,6 +36,19 @@ export const inCellOf = <T>({ cell }: Pick<Services, 'cell'>, work: () => T): T 
 /** Returns CELL_UNAVAILABLE, which names the cell. */
 export const cellUnavailable = ({ name }: Pick<Cell, 'name'>, cause?: unknown): AppError =>
   new AppError('CELL_UNAVAILABLE', { cause, meta: { cell: name }, headers: { 'Retry-After': '5' } })
+
+/** Name of the cell of CELL_UNAVAILABLE; null for other errors. */
+export const unavailableCell = (error: unknown): string | null =>
+  error instanceof AppError && error.code === 'CELL_UNAVAILABLE' ? String(error.meta?.cell) : null
+
+/** Raises CELL_UNAVAILABLE in place of an error of an unavailable database. */
+export async function namingCell<T>(cell: Pick<Cell, 'name'>, work: () => Promise<T>): Promise<T> {
+  try {
+    return await work()
+  } catch (error) {
+    throw isTransient(error) ? cellUnavailable(cell, error) : error
+  }
+}
 
 /** Returns the services of a cell. Raises CELL_UNAVAILABLE. */
 export function requireCell(cell: Cell): Services {

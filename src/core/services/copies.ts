@@ -10,7 +10,7 @@ import { onSeparateConnection } from '../db/pool.ts'
 import { type Fragment, type Queryable, rawFragment, sql } from '../db/sql.ts'
 import { withoutTenant } from '../db/tenant-context.ts'
 import { isolateFailures } from '../work/sweeps.ts'
-import { cellUnavailable } from './cell.ts'
+import { namingCell, unavailableCell } from './cell.ts'
 import { readCells, sealedForCell } from './cell-directory.ts'
 import type { Cells } from './cells.ts'
 import { copyRows, findDifferences, HOME_TABLES, type HomeTable, type Side } from './copied-rows.ts'
@@ -56,14 +56,14 @@ export async function readEverywhere<T>(
   { partial = false } = {},
 ): Promise<T[]> {
   const others = cells && cell?.number === 0 ? cells.all().filter(({ number }) => number !== 0) : []
-  const readThere = async ({ number, name }: CellIdentity): Promise<T[]> => {
+  const readThere = async (there: CellIdentity): Promise<T[]> => {
     try {
-      const { pool } = (cells as Cells).numbered(number)
+      const { pool } = (cells as Cells).numbered(there.number)
       // Not the pool of home's transaction: work in a cell that holds a connection never waits for one of home.
-      return [await onSeparateConnection(() => read(pool, false))]
+      return [await namingCell(there, () => onSeparateConnection(() => read(pool, false)))]
     } catch (error) {
-      if (partial) return []
-      throw cellUnavailable({ name }, error)
+      if (partial && unavailableCell(error) !== null) return []
+      throw error
     }
   }
   // Not concurrently: a failure in a cell would end the transaction of `db` while its statement runs.
