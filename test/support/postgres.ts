@@ -57,7 +57,9 @@ export function serverUrl(name: ServerName = 'home'): Promise<string> {
   const given = name === 'home' ? TEST_DATABASE_URL : TEST_CELL_DATABASE_URL
   const url =
     servers.get(name) ??
-    (given ? Promise.resolve(given) : startServer({ name, replicates: HAS_TWO_SERVERS }).then(started => started.url))
+    (given
+      ? Promise.resolve(given)
+      : startServer({ name: name === 'home' ? '' : name, replicates: HAS_TWO_SERVERS }).then(started => started.url))
   servers.set(name, url)
   return url
 }
@@ -75,7 +77,7 @@ function serverHome(): string {
 /** Connections of logical replication for the cells of as many databases as concurrent tests have. */
 const REPLICATIONS = 60
 
-/** Only what is flushed is replicated. */
+/** Replication sends a commit when it is flushed. */
 const REPLICATING_SETTINGS = [
   'wal_level=logical',
   'synchronous_commit=on',
@@ -88,10 +90,10 @@ const REPLICATING_SETTINGS = [
 
 /**
  * Starts an embedded server in a temporary directory, and ends those that killed runs left. With `flushes` it is on a disk, and
- * commits wait for that; with `replicates` its databases can be those of cells in two servers.
+ * commits wait for that; with `replicates` cells can be in this server and another. `name` distinguishes the servers of a process.
  */
 export async function startServer({
-  name = 'home' as ServerName,
+  name = '',
   flushes = false,
   replicates = false,
 } = {}): Promise<EmbeddedServer & { pid: number }> {
@@ -103,7 +105,7 @@ export async function startServer({
     if (entry.isDirectory()) await stopEmbedded(path.join(home, left))
     fs.rmSync(path.join(home, left), { recursive: true, force: true })
   }
-  const dir = path.join(home, `${SERVER_DIR}${process.pid}${name === 'home' ? '' : `-${name}`}`)
+  const dir = path.join(home, `${SERVER_DIR}${process.pid}${name && `-${name}`}`)
   const started = await startEmbedded({
     dir,
     ephemeral: true,
