@@ -16,6 +16,7 @@ import { loadedModules, loadModules, workForConcerns } from '#core/modules/modul
 import { inCellOf } from '#core/services/cell.ts'
 import { sealedForCell } from '#core/services/cell-directory.ts'
 import { Cells } from '#core/services/cells.ts'
+import { startCopies } from '#core/services/copies.ts'
 import { type OpenServices, openServices } from '#core/services/lifecycle.ts'
 import { openLocalWork } from '#core/work/local-work.ts'
 import type { WORKER_KINDS } from '#core/work/settings.ts'
@@ -29,7 +30,7 @@ import { drivesClient, type Reply, sendByClient } from './client-driver.ts'
 import { declaredOnly } from './declared-fields.ts'
 import { testEnvironment } from './environment.ts'
 import { runWorker } from './hosts.ts'
-import { ADMIN, CELL_SCHEMA, cloneTemplate, secondCellUrl } from './postgres.ts'
+import { ADMIN, CELL_SCHEMA, cloneTemplate, HAS_TWO_SERVERS, hasSecondDatabase, secondCellUrl } from './postgres.ts'
 import { startProcess } from './processes.ts'
 
 export { ADMIN, type Reply }
@@ -232,7 +233,8 @@ export async function startApp(
     const stopInCell = of === home ? null : await startInside(of, inside ? concerns : [])
     return { drain: () => Promise.all([stopInCell?.(), local?.stop(5000)]), end: async () => heartbeat?.end() }
   }
-  const cells = PLACE ? await startTestCells(home, { serve, options: opening }) : null
+  const secondUrl = PLACE ? await secondCellUrl(database.url) : database.url
+  const cells = PLACE ? await startTestCells(home, secondUrl, { serve, options: opening }) : null
   const serving = await inCellOf(home, () => serve(home))
   const second = PLACE === 'second' && (cells?.named('second')?.services as OpenServices | null)
   const services = second ? writingInCell(second) : home
@@ -274,7 +276,7 @@ export async function startApp(
     home,
     pool,
     servicesOf,
-    databaseUrlOf: id => (servicesOf(id) === home ? database.url : secondCellUrl(database.url)),
+    databaseUrlOf: id => (servicesOf(id) === home ? database.url : secondUrl),
     inCellOf: (id, work) => {
       const of = servicesOf(id)
       return inCellOf(of, () => work(of))
@@ -319,19 +321,29 @@ const writingInCell = (services: OpenServices): OpenServices => ({
     inCellOf(services, () => services.write(...args))) as OpenServices['write'],
 })
 
-/** Starts the cells of the profile, of which the template of the database has the second. */
+/** Starts the cells of the profile: home, and the second unless the database was made without it. */
 async function startTestCells(
   home: OpenServices,
+  secondUrl: string,
   options: Omit<ConstructorParameters<typeof Cells>[1], 'role'>,
 ): Promise<Cells> {
-  const url = home.secrets.seal(secondCellUrl(home.config.DATABASE_URL), sealedForCell('second'))
-  await home.pool.query(sql.unsafe`
-    insert into cells (name, number, url) select 'second', 1, ${url} where to_regnamespace(${CELL_SCHEMA}) is not null
-    on conflict (name) do update set url = excluded.url`)
+  const sealed = home.secrets.seal(secondUrl, sealedForCell('second'))
+  if (await hasSecondCell(home)) {
+    // In the other server copies are started here: a template has neither slots nor subscriptions.
+    if (HAS_TWO_SERVERS && !(await home.pool.exists(sql.unsafe`select from cells`)))
+      await startCopies(home, { name: 'second', number: 1, url: secondUrl })
+    await home.pool.query(sql.unsafe`
+      insert into cells (name, number, url) values ('second', 1, ${sealed}) on conflict (name) do update set url = excluded.url`)
+  }
   const cells = new Cells(home, { role: 'worker', ...options })
   await cells.start()
   return cells
 }
+
+const hasSecondCell = async ({ pool, config }: OpenServices): Promise<boolean> =>
+  HAS_TWO_SERVERS
+    ? hasSecondDatabase(config.DATABASE_URL)
+    : pool.exists(sql.unsafe`select where to_regnamespace(${CELL_SCHEMA}) is not null`)
 
 /** Runs the work of some concerns in a separate process: a new one where an earlier worker's could make a difference. */
 async function startOutside(

@@ -3,6 +3,7 @@ import type { Services } from '#core/base/services.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import type { Cells } from '#core/services/cells.ts'
 import { HOME_TABLES } from '#core/services/copied-rows.ts'
+import { HAS_TWO_SERVERS } from './postgres.ts'
 
 type Query = Parameters<Queryable['query']>[0]
 type Row = Record<string, unknown>
@@ -32,15 +33,15 @@ const isOfHome = (tables: readonly string[]): boolean => tables.length > 0 && ta
 const isOfServer = (tables: readonly string[]): boolean => tables.every(table => table.startsWith('pg_'))
 
 /**
- * Returns a statement as a cell executes it: its queues are in the schema of its other tables, not in a separate one as at home, and
- * a trigger or function that is dropped in all cells may exist in one.
+ * Returns a statement as a cell executes it: a cell in a schema of the database has its queues there too, not in a separate schema as
+ * at home, and a trigger or function that is dropped in all cells may exist in one.
  */
 function inSchemaOf({ cell }: Services, query: Query): Query {
   const dropping = query.sql.replace(
     /^(\s*drop (?:trigger|function|sequence|index|table) )(?!if exists)/,
     '$1if exists ',
   )
-  return { ...query, sql: cell?.number ? dropping.replaceAll('pgboss.', '') : dropping }
+  return { ...query, sql: cell?.number && !HAS_TWO_SERVERS ? dropping.replaceAll('pgboss.', '') : dropping }
 }
 
 /** Returns one row with the totals of the rows of an aggregate in several cells. */
@@ -59,8 +60,9 @@ function addUp(rows: readonly Row[]): Row {
 
 /**
  * Statements of tests, past the API, in a deployment with cells: a statement with the ID of a row or project of another cell than
- * home is executed there, a statement about users and policies at home, an insert without such IDs in the cell of `main`, and
- * every other one in all cells, with the rows of all.
+ * home is executed there, a statement about users and policies at home, an insert without such IDs in the cell of `main`, one
+ * about the server or the database in the cell of `main` if the cells have one database, and every other one in all cells, with the
+ * rows of all.
  */
 export function poolOfCells(cells: Cells, main: Services): Queryable {
   const everywhere = () => {
@@ -72,7 +74,8 @@ export function poolOfCells(cells: Cells, main: Services): Queryable {
     if (number !== 0) return [cells.numbered(number)]
     const tables = tablesIn(query)
     if (isOfHome(tables)) return [cells.home]
-    if (/\binsert into\b/i.test(query.sql) || (tables.length > 0 && isOfServer(tables))) return [main]
+    if (/\binsert into\b/i.test(query.sql)) return [main]
+    if (!HAS_TWO_SERVERS && tables.length > 0 && isOfServer(tables)) return [main]
     return everywhere()
   }
   const execute = async (query: Query) => {

@@ -1,4 +1,4 @@
-/** Tests that a complete run repeats with their projects in a second cell, and alternately there and at home. */
+/** Tests that a complete run repeats with their projects in a schema for the second cell, and alternately in two servers. */
 export const PROFILE = [
   'test/execution/agents.test.ts',
   'test/conversation/sessions.test.ts',

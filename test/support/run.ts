@@ -3,7 +3,8 @@
  * files and options of mocha) only these tests. `--in-process` runs the workers that tests start inside the process of
  * the test, which is faster; `--installed-browser` takes a browser of this machine in place of the packed one;
  * `--nightly` repeats random tests for hours. `--postgres DIR` runs the tests of other-postgres.ts, or those given, on a server
- * with the programs in DIR. `--cells` makes the projects of tests in a second cell, with TEST_CELLS=alternate every other one. `--spans` exports every span of every
+ * with the programs in DIR. `--cells` makes every other project of tests in a second cell, with TEST_CELLS=second all; the cell is a schema of the
+ * database, with `--servers` a database of a second server. `--spans` exports every span of every
  * process to a collector, and fails if one has a canary (canaries.ts). A complete run runs files with a failed test once more,
  * alone, and names those that pass then; it fails where no test received an event that a stream declares. The last line printed
  * is the totals; a step that fails counts as one failed test.
@@ -204,6 +205,9 @@ async function test(args: string[], databaseUrl: string): Promise<{ files: FileT
   return { files, times: lines.map(line => JSON.parse(line)) }
 }
 
+const processorTimeOf = (servers: readonly ({ pid: number } | null | undefined)[]): number =>
+  servers.reduce((sum, server) => sum + (server ? processorTime(server.pid) : 0), 0)
+
 const failedIn = (files: FileTotals): string[] => Object.keys(files).filter(file => files[file].failed > 0)
 
 const sum = (files: FileTotals): Totals =>
@@ -260,8 +264,10 @@ const SWITCHES: Record<string, string> = {
   '--in-process': 'TEST_IN_PROCESS',
   '--installed-browser': 'TEST_INSTALLED_BROWSER',
   '--nightly': 'TEST_NIGHTLY',
+  '--servers': 'TEST_CELL_SERVERS',
 }
-if (process.argv.includes('--cells')) env.TEST_CELLS ??= 'second'
+const hasServers = process.argv.includes('--servers')
+if (hasServers || process.argv.includes('--cells')) env.TEST_CELLS ??= 'alternate'
 const args = process.argv.slice(2).filter(arg => !(arg in SWITCHES) && arg !== '--cells')
 const [, otherServer] = args.includes('--postgres') ? args.splice(args.indexOf('--postgres'), 2) : []
 if (otherServer && !args.some(arg => arg.endsWith('.test.ts'))) args.push(...PROFILE)
@@ -284,8 +290,11 @@ const checks = Promise.all(args.length ? [] : ['typecheck', 'lint', 'deps'].map(
 let totals: Totals = { passed: 0, failed: 1, skipped: 0 }
 try {
   const prepared = bundlePrograms()
-  const start = () => (otherServer ? startOther(path.resolve(otherServer)) : startServer())
+  const start = () => (otherServer ? startOther(path.resolve(otherServer)) : startServer({ replicates: hasServers }))
   const server = process.env.TEST_DATABASE_URL ? undefined : await start()
+  const second =
+    hasServers && !env.TEST_CELL_DATABASE_URL ? await startServer({ name: 'second', replicates: true }) : null
+  if (second) env.TEST_CELL_DATABASE_URL = second.url
   await prepared
   try {
     const url = server?.url ?? process.env.TEST_DATABASE_URL!
@@ -295,14 +304,14 @@ try {
     if (args.length === 0) totals.failed += await checkStreams(framesFile)
     if (collector) totals.failed += checkSpans(collector)
     if (args.length === 0) reportFailures(result.files)
-    report(result.files, result.times, server ? processorTime(server.pid) : 0)
+    report(result.files, result.times, processorTimeOf([server, second]))
     const flaky = Object.keys(result.flaky)
     if (flaky.length > 0) {
       console.log(`${flaky.length} flaky, passed only when run again: ${flaky.join(', ')}`)
       reportFailures(result.flaky)
     }
   } finally {
-    await server?.stop()
+    await Promise.all([server?.stop(), second?.stop()])
   }
 } catch (error) {
   console.error(error)

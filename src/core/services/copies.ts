@@ -114,7 +114,10 @@ async function atHome<T>(home: Pick<Services, 'config'>, work: (client: Database
 }
 
 /** Runs work at home that starts or stops copies, one at a time. */
-export const withCopiesLock = <T>(home: Services, work: (client: DatabaseClient) => Promise<T>): Promise<T> =>
+export const withCopiesLock = <T>(
+  home: Pick<Services, 'config'>,
+  work: (client: DatabaseClient) => Promise<T>,
+): Promise<T> =>
   atHome(home, async client => {
     await client.query(`select pg_advisory_lock(hashtext('muster copies'))`)
     return work(client)
@@ -140,7 +143,7 @@ export async function makeCopies(home: Services, source: DatabaseClient, cell: T
 }
 
 /** Stops copying the rows of home to a cell. Without an answer of the cell, its subscription remains there. */
-export const stopCopies = (home: Services, cell: Target): Promise<void> =>
+export const stopCopies = (home: Pick<Services, 'config'>, cell: Target): Promise<void> =>
   withoutTenant(() =>
     withCopiesLock(home, async source => {
       await dropTriggers(source, schemaOfUrl(cell.url))
