@@ -73,7 +73,7 @@ describe('codes kept in the process', () => {
   const warm = (more: More = {}) => eventually(async () => (await way(more)) === 'memory')
   /** As a separate process with these settings. */
   const process = (env: Partial<Services['config']> = {}): Services => ({
-    ...app.services,
+    ...app.servicesOf(project),
     state: new Map(),
     config: { ...app.config, ...env },
   })
@@ -83,8 +83,8 @@ describe('codes kept in the process', () => {
   })
   after(() => app.close())
   beforeEach(async () => {
-    services = process()
     project = (await app.project()).id
+    services = process()
     const [{ id }] = await app.rows(
       `insert into embedding_spaces (provider, model, dimensions, code_version) values ('p', gen_random_uuid()::text, $1, 1) returning id`,
       [DIMENSIONS],
@@ -236,7 +236,7 @@ describe('codes kept in the process', () => {
         await near()
         const look = app.statements.find(text => text.includes('pg_snapshot_xip')) as string
         const scope = [project, space.id, VECTOR_SOURCES.document]
-        const plan = await inTransaction(app.services.pool, async db => {
+        const plan = await inTransaction(app.servicesOf(project).pool, async db => {
           await setForTransaction(db, { enable_seqscan: 'off', enable_bitmapscan: 'off', random_page_cost: '1' })
           const lines = await db.anyFirst(
             rawQuery(`explain (analyze, costs off, timing off) ${look}`, [

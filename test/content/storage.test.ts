@@ -121,7 +121,7 @@ describe('storage in the database', () => {
     const kept = await upload(app.url, other.key, { bytes: randomBytes(5000) })
     assert.equal((await app.admin.delete(`/projects/${id}?force=true`)).status, 204)
     assert.equal((await rows('select 1 from file_blobs')).length, 3)
-    await app.services.queues.send([queueMessage(storageSweepQueue, {})])
+    await app.inEachCell(({ queues }) => queues.send([queueMessage(storageSweepQueue, {})]))
     await eventually(async () => (await rows('select 1 from file_blobs')).length === 1)
     assert.equal((await rows('select 1 from file_blob_chunks')).length, 5)
     assert.equal((await download(app.url, other.key.token, kept.body.id)).status, 200)

@@ -279,9 +279,9 @@ describe('project keys', () => {
 
   describe('update', () => {
     it('binds, re-binds, unbinds and replaces policies, from the next request on', async () => {
-      const [a, b] = await Promise.all([app.project(), app.project()])
-      const none = await policy(allow('secrets:GetSecret', '*'))
       const made = await app.admin.post('/project-keys', { name: 'moving' })
+      const [a, b] = await Promise.all([1, 2].map(() => app.project(undefined, made.body.id)))
+      const none = await policy(allow('secrets:GetSecret', '*'))
       const mine = app.as(made.body.secret)
       const path = `/project-keys/${made.body.id}`
       assert.equal((await mine.get(`/projects/${a.id}`)).status, 200)

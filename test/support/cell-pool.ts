@@ -11,6 +11,8 @@ type Row = Record<string, unknown>
 const ID_END = /_[0-9a-hjkmnp-tv-z]{26}(?!\w)/g
 
 const TABLE = /\b(?:from|join|into|update|only) ([a-z_]+)/g
+/** What has the word of a table without one. */
+const NO_TABLE = /\bextract\(\w+ from |\bdistinct from /g
 const AGGREGATE =
   /^\s*select (?:\(select |(?:coalesce\()?(?:count|sum|max|min|pg_total_relation_size|bool_or|exists|array_agg|json_agg|jsonb_agg)\b)/
 
@@ -23,7 +25,8 @@ function cellIn({ sql: text, values }: Query): number {
   return numbers.find(number => number !== 0) ?? 0
 }
 
-const tablesIn = ({ sql: text }: Query): string[] => [...text.toLowerCase().matchAll(TABLE)].map(([, table]) => table)
+const tablesIn = ({ sql: text }: Query): string[] =>
+  [...text.toLowerCase().replace(NO_TABLE, '(').matchAll(TABLE)].map(([, table]) => table)
 
 /** Whether all tables of a statement are at home, and copied to other cells. */
 const isOfHome = (tables: readonly string[]): boolean => tables.length > 0 && tables.every(table => atHome.has(table))
