@@ -175,7 +175,7 @@ describe('vectors in the database', () => {
     return { id, dimensions }
   }
   beforeEach(async () => {
-    project = (await app.project()).id
+    project = (await app.project(undefined, project)).id
     space = await newSpace(DIMENSIONS)
   })
 
@@ -238,7 +238,7 @@ describe('vectors in the database', () => {
   })
   it('are limited to the project, the space and the source of the search', async () => {
     const vector = scattered()
-    const other = (await app.project()).id
+    const other = (await app.project(undefined, project)).id
     const elsewhere = await newSpace(DIMENSIONS)
     await insert(
       row('mine', vector),

@@ -239,7 +239,7 @@ describe('exceptions', () => {
 
   it('are resolved many at a time, each for itself', async () => {
     const [a, b, c] = await Promise.all([1, 2, 3].map(async () => (await manual()).body.id))
-    const other = await app.projectWith(ALL)
+    const other = await app.projectWith(ALL, undefined, project.id)
     const foreign = (await manual({}, other.key)).body.id
     await project.key.post(`/exceptions/${b}/resolve`)
     const { status, body } = await project.key.post('/exceptions/resolve', {

@@ -292,6 +292,8 @@ describe('storage', () => {
 
     it('count files, texts of chunks and vectors, and nothing else', async () => {
       const { id } = await app.project()
+      const { pool } = app.servicesOf(id)
+      const write = (text: string, values: unknown[] = []) => pool.any(rawQuery(text, values)) as Promise<any[]>
       await file(id, 'declared', 100)
       await file(id, 'unknown', null)
       await file(id, 'stored', 20, 'local')
@@ -299,23 +301,23 @@ describe('storage', () => {
       await document(id, 'backing')
       await file(id, 'message', 1000, 'text')
       await document(id, 'message', 'message')
-      await run(`insert into document_texts values ('doc_backing', repeat('x', 5000))`)
-      await run(
+      await write(`insert into document_texts values ('doc_backing', repeat('x', 5000))`)
+      await write(
         `insert into document_versions (document_id, version, chunk_strategy, content)
          values ('doc_backing', 1, 'whole', repeat('x', 5000))`,
       )
       for (const [index, content] of ['häh', 'x'.repeat(10_000)].entries())
-        await run(
+        await write(
           `insert into document_chunks (id, document_id, project_id, chunk_index, char_start, char_end, content, tsv, tsv_config)
            values ('chk_' || $2, 'doc_backing', $1, $2::int, 0, 3, $3, to_tsvector('simple', ''), 'simple')`,
           [id, index, content],
         )
-      const spaces = await app.rows(
+      const spaces = await write(
         `insert into embedding_spaces (provider, model, dimensions, code_version)
          values ('local', 'a', 8, 1), ('local', 'b', 16, 1) returning id`,
       )
       for (const [index, space] of [spaces[0], spaces[0], spaces[1]].entries())
-        await run(
+        await write(
           `insert into knowledge_vectors (project_id, source, container_id, ref_id, segment, space_id, code, vec)
            values ($1, 1, 'doc_backing', 'chk_0', $2, $3, b'1', '')`,
           [id, index, space.id],

@@ -526,8 +526,9 @@ describe('texts of deliveries', () => {
       update webhook_deliveries set created_at = created_at - make_interval(days => ${days})
       where project_id = ${project}`)
   const inDays = (days: number) => new Date(Date.now() + days * 86_400_000)
-  /** Retention of events a year later. */
-  const pruneAllEvents = () => pruneEvents({ ...app.servicesOf(project), clock: { now: () => inDays(365) } })
+  /** Retention of events a year later, in each cell. */
+  const pruneAllEvents = () =>
+    app.inEachCell(services => pruneEvents({ ...services, clock: { now: () => inDays(365) } }))
   const bodies = () => new Set(receiver.requests.map(({ body }) => body)).size
   const count = async (table: string) =>
     (await app.pool.oneFirst(

@@ -46,6 +46,9 @@ export type Client = {
   delete(path: string, headers?: Record<string, string>): Promise<Reply>
 }
 
+/** As a neighbour: a project at home, also in the profiles of cells. */
+export const AT_HOME = 'proj_00000000000000000000000000'
+
 export type TestProject = { id: string; key: Client; keyId: string }
 
 export type TestApp = {

@@ -62,8 +62,8 @@ function addUp(rows: readonly Row[]): Row {
 
 /**
  * Statements of tests, past the API, in a deployment with cells: a statement with the ID of a row or project of another cell than
- * home is executed there, a statement about users and policies at home, an insert without such IDs in the cell of `main`, and
- * every other one in all cells, with the rows of all.
+ * home is executed there, a statement about users and policies at home, an insert or a plan without such IDs in the cell of `main`,
+ * and every other one in all cells, with the rows of all.
  */
 export function poolOfCells(cells: Cells, main: Services): Queryable {
   const everywhere = () => {
@@ -75,7 +75,7 @@ export function poolOfCells(cells: Cells, main: Services): Queryable {
     if (number !== 0) return [cells.numbered(number)]
     const tables = tablesIn(query)
     if (isOfHome(tables)) return [cells.home]
-    if (/\binsert into\b/i.test(query.sql) || (tables.length > 0 && isOfServer(tables))) return [main]
+    if (/\binsert into\b|^\s*explain\b/i.test(query.sql) || (tables.length > 0 && isOfServer(tables))) return [main]
     return everywhere()
   }
   const execute = async (query: Query) => {
