@@ -93,7 +93,10 @@ describe('secrets in external stores', () => {
     assert.equal(reply.status, 201, JSON.stringify(reply.body))
     return reply.body.id
   }
-  const reading = (id: string) => openSecret(app.pool, app.servicesOf(project.id), project.id, id)
+  const reading = (id: string) => {
+    const services = app.servicesOf(project.id)
+    return openSecret(services.pool, services, project.id, id)
+  }
   const failsWith = (reason: string, id: string) => (error: AppError) => {
     assert.deepEqual([error.code, error.meta], ['SECRET_NOT_DECRYPTABLE', { secret_id: id, reason }])
     assert.ok(!error.message.includes(TOKEN))
