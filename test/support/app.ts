@@ -66,7 +66,7 @@ export type TestApp = {
   databaseUrlOf(id: string): string
   /** Runs work, past the API, with the services of the cell of a project, or that made an ID. */
   inCellOf<T>(id: string, work: (services: Services) => T): T
-  /** Runs work, past the API, with the services of each cell in turn; returns what it returned, home first. */
+  /** Runs work, past the API, with the services of each cell in turn; returns its results, home first. */
   inEachCell<T>(work: (services: Services) => Promise<T>): Promise<T[]>
   config: Config
   /** The first admin, signed in. */

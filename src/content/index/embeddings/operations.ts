@@ -48,7 +48,7 @@ const create = operation({
 /** Rounds to eight decimals: exceeds the precision of a float32 in a unit vector, at half the bytes. */
 const roundVector = (vector: Float32Array): number[] => Array.from(vector, value => Math.round(value * 1e8) / 1e8)
 
-/** Counts what waits for a new index, in the projects in which the caller may embed. */
+/** Counts documents and chunks that are to be indexed again, in the projects in which the caller may embed. */
 async function countPending({ db, services, visible }: Pick<Context, 'db' | 'services' | 'visible'>): Promise<Pending> {
   const space = await currentSpace(services)
   const pending = space
