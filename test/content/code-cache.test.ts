@@ -37,6 +37,7 @@ const wayOf = (statements: readonly string[]): string => {
 describe('codes kept in the process', () => {
   let app: TestApp
   let services: Services
+  /** A project of the cell of the one before: spaces of vectors are made past the API. */
   let project: string
   let space: { id: number; dimensions: number }
   const row = (ref_id: string, vector: Float32Array, more?: Partial<NewVector>) =>
@@ -73,7 +74,7 @@ describe('codes kept in the process', () => {
   const warm = (more: More = {}) => eventually(async () => (await way(more)) === 'memory')
   /** As a separate process with these settings. */
   const process = (env: Partial<Services['config']> = {}): Services => ({
-    ...app.services,
+    ...app.servicesOf(project),
     state: new Map(),
     config: { ...app.config, ...env },
   })
@@ -83,8 +84,8 @@ describe('codes kept in the process', () => {
   })
   after(() => app.close())
   beforeEach(async () => {
+    project = (await app.project(undefined, project)).id
     services = process()
-    project = (await app.project()).id
     const [{ id }] = await app.rows(
       `insert into embedding_spaces (provider, model, dimensions, code_version) values ('p', gen_random_uuid()::text, $1, 1) returning id`,
       [DIMENSIONS],
@@ -124,13 +125,13 @@ describe('codes kept in the process', () => {
     await fill(2500)
     await warm()
     assert.equal(await way({ whole: false }), 'scan')
-    assert.equal(await way({ projects: [project, (await app.project()).id] }), 'scan')
+    assert.equal(await way({ projects: [project, (await app.project(undefined, project)).id] }), 'scan')
     assert.equal(await way(), 'memory')
   })
   it('keep to their project, space and source', async () => {
     await fill(2500)
     await warm()
-    const other = (await app.project()).id
+    const other = (await app.project(undefined, project)).id
     const question = scattered()
     const own = closeTo(question, 1 / 8)
     await insert(
@@ -236,7 +237,7 @@ describe('codes kept in the process', () => {
         await near()
         const look = app.statements.find(text => text.includes('pg_snapshot_xip')) as string
         const scope = [project, space.id, VECTOR_SOURCES.document]
-        const plan = await inTransaction(app.services.pool, async db => {
+        const plan = await inTransaction(app.servicesOf(project).pool, async db => {
           await setForTransaction(db, { enable_seqscan: 'off', enable_bitmapscan: 'off', random_page_cost: '1' })
           const lines = await db.anyFirst(
             rawQuery(`explain (analyze, costs off, timing off) ${look}`, [
@@ -500,7 +501,7 @@ describe('codes kept in the process', () => {
     services = process({ KNOWLEDGE_CODE_CACHE_BYTES: 1_200_000 })
     await fill(2500)
     await warm()
-    const other = (await app.project()).id
+    const other = (await app.project(undefined, project)).id
     await fill(2500, { project_id: other })
     for (let time = 0; time < 5; time++) {
       assert.equal(await way({ projects: [other] }), 'scan')
@@ -519,7 +520,7 @@ describe('codes kept in the process', () => {
     services = process({ KNOWLEDGE_CODE_CACHE_BYTES: 2_500_000 })
     const scopes: string[][] = []
     for (let count = 0; count < 4; count++) {
-      scopes.push([(await app.project()).id])
+      scopes.push([(await app.project(undefined, project)).id])
       await fill(2500, { project_id: scopes[count][0] })
     }
     const searchAll = () => Promise.all(scopes.map(projects => near({ projects })))
@@ -560,7 +561,7 @@ describe('codes kept in the process', () => {
       app = outer
     })
     beforeEach(async () => {
-      const made = await app.project()
+      const made = await app.project(undefined, project)
       project = made.id
       key = made.key
       for (let at = 0; at < 7; at++) {

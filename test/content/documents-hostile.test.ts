@@ -395,7 +395,7 @@ describe('documents under attack', () => {
 
     it('has its file to itself while the delete of its project waits for it', async () => {
       const { id, file_id } = await makeDocument(project.key)
-      const { asked } = await inTransaction(app.services.pool, async tx => {
+      const { asked } = await inTransaction(app.servicesOf(id).pool, async tx => {
         await tx.query(rawQuery('select 1 from documents where id = $1 for update', [id]))
         const asked = app.admin.delete(`/projects/${project.id}?force=true`)
         const waiting = () =>

@@ -42,8 +42,7 @@ export async function plantDocument(
   } = {},
 ): Promise<string> {
   const { content_type = 'application/pdf', status = 'ready', text = 'extracted', kind = 'document' } = fields
-  const fileId = newId('file')
-  const id = newId('doc')
+  const [fileId, id] = app.inCellOf(projectId, () => [newId('file'), newId('doc')])
   const path = fields.path ?? `/${id}.bin`
   await rowsOf(
     app,

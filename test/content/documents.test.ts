@@ -317,7 +317,7 @@ describe('documents', () => {
          values ($1, $1, 'running', 1, now() - interval '1 day', '{}', true, '{}') returning id`,
         [id],
       )
-      const reading = await inTransaction(app.services.pool, async tx => {
+      const reading = await inTransaction(app.servicesOf(id).pool, async tx => {
         await tx.query(rawQuery('select 1 from documents where id = $1 for update', [id]))
         const asked = project.key.get(`/documents/${id}`)
         const waiting = () =>

@@ -172,11 +172,11 @@ describe('downloads', () => {
 
   describe('by token', () => {
     const by = async (query: string, file = id) => download(app.url, null, file, {}, query)
-    const tokenOf = async (file: string) => `?${new URL(await downloadUrl(app.services, file)).searchParams}`
+    const tokenOf = async (file: string) => `?${new URL(await downloadUrl(app.servicesOf(file), file)).searchParams}`
 
     it('needs no credential, leaves no audit entry and takes ranges', async () => {
       const audited = async () => (await app.rows('select count(*) as n from audit_entries'))[0].n as number
-      const url = new URL(await downloadUrl(app.services, id))
+      const url = new URL(await downloadUrl(app.servicesOf(id), id))
       assert.equal(`${url.origin}${url.pathname}`, `${app.config.BASE_URL}/api/v1/files/${id}/download`)
       const before = await audited()
       const got = await by(url.search)
@@ -192,7 +192,7 @@ describe('downloads', () => {
     it('is ignored when it is for another file, another purpose, expired or nonsense', async () => {
       const other = await stored('other.txt')
       const wrong = await tokenOf(other.id)
-      const upload = await signToken(app.services, 'upload', id, {}, 600)
+      const upload = await signToken(app.servicesOf(id), 'upload', id, {}, 600)
       const user = app.admin.token as string
       for (const query of [
         wrong,

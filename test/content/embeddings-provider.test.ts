@@ -347,7 +347,8 @@ describe('the embedding provider', () => {
 
     it('are shared by callers at the same time, and metered to each by its share', async () => {
       const app = await start()
-      const [one, two] = [await app.project(), await app.project()]
+      const one = await app.project()
+      const two = await app.project(undefined, one.id)
       server.behave = () => ({ tokens: 101 })
       const embed = embedderOf(app.services).embed
       await Promise.all([

@@ -196,9 +196,9 @@ describe('reindexing of embeddings', () => {
     const id = await create(narrow.key, 'a long text '.repeat(100))
     assert.equal((await counts(first)).vectors, 4)
     const { app } = await next(remote({ EMBEDDING_MAX_INPUT_CHARS: '8000' }), [])
-    const space = (await currentSpace(app.services)) as Space
+    const space = (await currentSpace(app.servicesOf(id))) as Space
     const { signal } = new AbortController()
-    await embedDocuments(app.services, space, [{ id, project_id: project.id }], { signal, again: true })
+    await embedDocuments(app.servicesOf(id), space, [{ id, project_id: project.id }], { signal, again: true })
     assert.deepEqual(await counts(first), { vectors: 1, spaces: 1, bytes: 256, embedded: 1 })
   })
 

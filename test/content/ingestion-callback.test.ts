@@ -239,7 +239,9 @@ describe('conversion of files', () => {
     const { id, token } = await deferred()
     const other = await deferred()
     const sign = (kind: 'ingestion' | 'download', subject: string, claims: object, seconds = 60) =>
-      signToken(app.services, kind, subject, claims as Record<string, unknown>, seconds).then(signed => signed.token)
+      signToken(app.servicesOf(subject), kind, subject, claims as Record<string, unknown>, seconds).then(
+        signed => signed.token,
+      )
     const claims = { attempt_id: (await attempt(id))?.id }
     for (const wrong of [
       '',

@@ -59,7 +59,7 @@ describe('muster reprocess', function () {
 
   it('embeddings rebuilds every vector, newest document first, and reports its progress', async () => {
     const [first, second] = [await create('one'), await create('two')]
-    const other = await app.project()
+    const other = await app.project(undefined, project.id)
     await create('elsewhere', other.key)
     const before = await vectors(first)
     server.calls.length = 0

@@ -247,7 +247,8 @@ describe('search by words', () => {
     }
     try {
       await adoptSettings(own.services)
-      const [large, small] = [await own.project(), await own.project()]
+      const large = await own.project()
+      const small = await own.project(undefined, large.id)
       for (const { key } of [large, small]) await write(key, 'Die Fristen')
       await pool.query(sql.unsafe`
         insert into document_chunks select (jsonb_populate_record(c, jsonb_build_object('id', c.id || n, 'chunk_index', n))).*

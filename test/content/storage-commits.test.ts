@@ -1,6 +1,6 @@
 import { strict as assert } from 'node:assert'
 import { rawQuery } from '#core/db/sql.ts'
-import { eventually, startApp } from '../support/app.ts'
+import { AT_HOME, eventually, startApp } from '../support/app.ts'
 import { runWeb } from '../support/hosts.ts'
 import { handmade, sendRaw, upload } from './file-support.ts'
 
@@ -12,13 +12,13 @@ describe('commits of uploaded bytes', () => {
     url.searchParams.set('options', '-c synchronous_commit=on')
     const web = await runWeb(url.href, { FILE_BLOB_CHUNK_BYTES: '65536' })
     try {
-      const run = (text: string) => app.pool.any(rawQuery(text))
+      const run = (text: string) => app.home.pool.any(rawQuery(text))
       await run('create table commits (source text, waits text)')
       await run(`create function note() returns trigger language plpgsql as $$ begin
         insert into commits values (tg_table_name, current_setting('synchronous_commit')); return null; end $$`)
       for (const table of ['file_blob_chunks', 'files'])
         await run(`create trigger note after insert on ${table} execute function note()`)
-      const { key } = await app.project()
+      const { key } = await app.project(undefined, AT_HOME)
       const made = await upload(web.url, key, { bytes: Buffer.alloc(100_000) })
       assert.equal(made.status, 201, JSON.stringify(made.body))
       assert.deepEqual(await run('select source, waits from commits order by source, waits'), [

@@ -520,13 +520,13 @@ describe('uploads of clients that are slow, broken or hostile', function () {
       assert.equal(put.status, 200)
       const answer = await answerDownload({
         resource: before,
-        services: app.services,
+        services: app.servicesOf(made.id),
         request: { headers: {} } as never,
       })
       assert.equal(answer.headers?.ETag, `"${put.body.checksum_sha256}"`)
       assert.equal(answer.headers?.['Content-Length'], '5')
       assert.equal(Buffer.concat((await answer.stream?.toArray()) as Buffer[]).toString(), 'newer')
-      const inBase64 = await downloadBase64(app.services, before)
+      const inBase64 = await downloadBase64(app.servicesOf(made.id), before)
       const text = Buffer.concat((await inBase64.stream?.toArray()) as Buffer[]).toString()
       assert.equal(JSON.parse(text).content, Buffer.from('newer').toString('base64'))
       assert.equal(inBase64.headers?.['Content-Length'], String(text.length))

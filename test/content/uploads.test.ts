@@ -1,6 +1,6 @@
 import { strict as assert } from 'node:assert'
 import { createHash, randomBytes } from 'node:crypto'
-import { type Client, eventually, startApp } from '../support/app.ts'
+import { AT_HOME, type Client, eventually, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { codeOf } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
@@ -305,6 +305,8 @@ describe('uploads', () => {
     })
 
     it('finds the project of an unbound caller in a field, before or after the file', async () => {
+      // With cells, fields after the file are for projects at home.
+      const { id: project } = await app.project(undefined, AT_HOME)
       const file = { bytes: 'x' }
       const none = await send([file], app.admin)
       assert.deepEqual([none.status, problem(none).path], [400, 'project_id'])
@@ -315,7 +317,7 @@ describe('uploads', () => {
         assert.equal((await send(parts, app.admin)).status, 201)
       const unknown = await send([file, ['project_id', 'proj_00000000000000000000000000']], app.admin)
       assert.equal(unknown.status, 404)
-      const other = await app.project()
+      const other = await app.project(undefined, AT_HOME)
       const foreign = await send([file, ['project_id', other.id]])
       assert.deepEqual([foreign.status, codeOf(foreign)], [403, 'API_KEY_PROJECT_SCOPE'])
       const stranger = await app.user()

@@ -165,7 +165,8 @@ describe('vectors in the database', () => {
   const row = (ref_id: string, vector: Float32Array, more?: Partial<NewVector>) =>
     vectorOf({ project, space }, ref_id, vector, more)
   const insert = (...all: NewVector[]) => insertVectors(app.pool, all)
-  const near = (vector: Float32Array, more?: object) => nearestTo(app.services, { project, space }, vector, more)
+  const near = (vector: Float32Array, more?: object) =>
+    nearestTo(app.servicesOf(project), { project, space }, vector, more)
   const newSpace = async (dimensions: number) => {
     const [{ id }] = await app.rows(
       `insert into embedding_spaces (provider, model, dimensions, code_version) values ('p', gen_random_uuid()::text, $1, 1) returning id`,
@@ -174,7 +175,7 @@ describe('vectors in the database', () => {
     return { id, dimensions }
   }
   beforeEach(async () => {
-    project = (await app.project()).id
+    project = (await app.project(undefined, project)).id
     space = await newSpace(DIMENSIONS)
   })
 
@@ -237,7 +238,7 @@ describe('vectors in the database', () => {
   })
   it('are limited to the project, the space and the source of the search', async () => {
     const vector = scattered()
-    const other = (await app.project()).id
+    const other = (await app.project(undefined, project)).id
     const elsewhere = await newSpace(DIMENSIONS)
     await insert(
       row('mine', vector),
@@ -312,7 +313,7 @@ describe('vectors in the database', () => {
     app.statements.length = 0
     await near(scattered())
     const scan = app.statements.find(text => text.includes('bit_count')) as string
-    const plan = await inTransaction(app.services.pool, async db => {
+    const plan = await inTransaction(app.servicesOf(project).pool, async db => {
       await setForTransaction(db, { enable_seqscan: 'off', enable_bitmapscan: 'off', random_page_cost: '1' })
       const explained = await db.anyFirst(
         rawQuery(`explain ${scan}`, [codeOf(scattered()), project, space.id, VECTOR_SOURCES.document, 2000]),

@@ -36,7 +36,7 @@ describe('activity', () => {
     const [{ found }] = await app.rows('select count(*)::int as found from activity_entries where project_id = $1', [
       project.id,
     ])
-    for (const one of entries) recordActivityLater(app.services, one)
+    for (const one of entries) recordActivityLater(app.servicesOf(project.id), one)
     await stored(found + entries.length)
   }
   const feed = (query = '', as: Client = project.key) => as.get(`/activity${query}`)
@@ -229,7 +229,7 @@ describe('activity', () => {
 
   it('keeps the entries of a transaction with it, or not at all', async () => {
     const write = (summary: string, fail: boolean) =>
-      app.services.write(async tx => {
+      app.servicesOf(project.id).write(async tx => {
         recordActivityInTx(tx, entry(`${summary} 1`))
         recordActivityInTx(tx, entry(`${summary} 2`))
         if (fail) throw new Error('no')
@@ -242,11 +242,14 @@ describe('activity', () => {
   it('never fails the work it is about, and what cannot be stored takes nothing else along', async () => {
     const circular: Record<string, unknown> = {}
     circular.self = circular
-    recordActivityLater(app.services, entry('circular', { detail: circular }))
-    recordActivityLater(app.services, entry('gone', { project_id: 'proj_00000000000000000000000000' }))
-    recordActivityLater(app.services, entry('odd \0\n text \ud800', { detail: { text: '\0 \udfff' }, ref_id: '\0' }))
+    recordActivityLater(app.servicesOf(project.id), entry('circular', { detail: circular }))
+    recordActivityLater(app.servicesOf(project.id), entry('gone', { project_id: 'proj_00000000000000000000000000' }))
     recordActivityLater(
-      app.services,
+      app.servicesOf(project.id),
+      entry('odd \0\n text \ud800', { detail: { text: '\0 \udfff' }, ref_id: '\0' }),
+    )
+    recordActivityLater(
+      app.servicesOf(project.id),
       entry('long'.repeat(500), { detail: { id: 'tool_1', text: 'x'.repeat(100_000), list: Array(5000).fill(1) } }),
     )
     await stored(2)
@@ -262,8 +265,8 @@ describe('activity', () => {
 
   it('is recorded from within a transaction that takes long, and whatever becomes of that', async () => {
     await assert.rejects(
-      app.services.write(async () => {
-        recordActivityLater(app.services, entry('from within'))
+      app.servicesOf(project.id).write(async () => {
+        recordActivityLater(app.servicesOf(project.id), entry('from within'))
         await onSeparateConnection(() => stored(1))
         throw new Error('undone')
       }),
@@ -287,7 +290,7 @@ describe('activity', () => {
     }
     const cutting = cut()
     for (let n = 0; n < 300; n++) {
-      recordActivityLater(app.services, entry(`entry ${n}`))
+      recordActivityLater(app.servicesOf(project.id), entry(`entry ${n}`))
       if (n % 10 === 0) await sleep(5)
     }
     writing = false
@@ -310,11 +313,11 @@ describe('activity', () => {
       `update activity_entries set created_at = now() - interval '31 days' where summary = 'old' and project_id = $1`,
       [project.id],
     )
-    assert.ok((await pruneActivity(app.services)) >= 1)
+    assert.ok((await pruneActivity(app.servicesOf(project.id))) >= 1)
     assert.deepEqual(summaries(await feed()), ['new'])
     const config = { ...app.config, ACTIVITY_RETENTION_DAYS: 0 }
     const later = { now: () => new Date(Date.now() + 1000 * 86_400_000) }
-    assert.equal(await pruneActivity({ ...app.services, config, clock: later as never }), 0)
+    assert.equal(await pruneActivity({ ...app.servicesOf(project.id), config, clock: later as never }), 0)
   })
 
   describe('as a stream', () => {
@@ -342,9 +345,9 @@ describe('activity', () => {
       await record(entry('before'))
       const stream = await open()
       assert.match(stream.headers.get('content-type') as string, /^text\/event-stream/)
-      recordActivityLater(app.services, entry('one'))
-      recordActivityLater(app.services, entry('two', { kind: 'schedule_fired' }))
-      recordActivityLater(app.services, entry('three'))
+      recordActivityLater(app.servicesOf(project.id), entry('one'))
+      recordActivityLater(app.servicesOf(project.id), entry('two', { kind: 'schedule_fired' }))
+      recordActivityLater(app.servicesOf(project.id), entry('three'))
       const events = await stream.take(3)
       assert.deepEqual(names(events), ['one', 'two', 'three'])
       assert.deepEqual([events[0].event, events[0].data.project_id], ['entry', project.id])
@@ -371,7 +374,7 @@ describe('activity', () => {
       const finished = new Promise<void>(resolve => {
         finish = resolve
       })
-      const slow = app.services.pool.transaction(async tx => {
+      const slow = app.servicesOf(project.id).pool.transaction(async tx => {
         await tx.query(
           rawQuery(
             `insert into activity_entries (id, project_id, kind, severity, summary)
@@ -388,7 +391,7 @@ describe('activity', () => {
       assert.deepEqual(events, [])
       finish()
       await slow
-      recordActivityLater(app.services, entry('last'))
+      recordActivityLater(app.servicesOf(project.id), entry('last'))
       await reading
       assert.deepEqual(names(events), ['slow', 'quick', 'last'])
       stream.close()
@@ -397,7 +400,7 @@ describe('activity', () => {
     it('ends when its caller loses the right to it', async () => {
       const key = await app.admin.post('/project-keys', { project_id: project.id })
       const stream = await open('', {}, app.as(key.body.secret))
-      recordActivityLater(app.services, entry('one'))
+      recordActivityLater(app.servicesOf(project.id), entry('one'))
       const first = await stream.next()
       await app.admin.delete(`/project-keys/${key.body.id}`)
       const last = await stream.next()

@@ -72,10 +72,12 @@ describe('the audit log', () => {
   /** Runs statements as a user who bypasses the triggers. */
   const tamper = (...statements: ReturnType<typeof sql.unsafe>[]) => tamperAt(app, ...statements)
   const tamperAt = (at: TestApp, ...statements: ReturnType<typeof sql.unsafe>[]) =>
-    inTransaction(at.services.pool, async tx => {
-      await tx.query(sql.unsafe`set local session_replication_role = replica`)
-      for (const statement of statements) await tx.query(statement)
-    })
+    at.inEachCell(({ pool }) =>
+      inTransaction(pool, async tx => {
+        await tx.query(sql.unsafe`set local session_replication_role = replica`)
+        for (const statement of statements) await tx.query(statement)
+      }),
+    )
 
   describe('entries', () => {
     it('a delete leaves one entry with its action, exact name and status, readable with the answer', async () => {
@@ -382,7 +384,7 @@ describe('the audit log', () => {
       const project = await app.project()
       const before = await rows(project.id)
       const reads = openReadAudit({
-        ...app.services,
+        ...app.servicesOf(project.id),
         config: { ...app.config, AUDIT_QUEUE_MAX_SIZE: 10 },
       })
       const dropped = async () => (await auditReadsDropped.get()).values[0]?.value ?? 0
@@ -415,7 +417,7 @@ describe('the audit log', () => {
       const project = await app.project()
       await quota(project.id)
       const before = await rows(project.id)
-      const { pool } = app.services
+      const { pool } = app.servicesOf(project.id)
       await assert.rejects(
         pool.query(sql.unsafe`update audit_entries set status = 200 where project_id = ${project.id}`),
         /append-only/,
@@ -545,7 +547,7 @@ describe('the audit log', () => {
       const all = await verify(project.id)
       const hashAt = () => findSealHash(app.pool, project.id, 33)
       const hash = await hashAt()
-      await mergeSeals(app.services)
+      await mergeSeals(app.servicesOf(project.id))
       const after = await seals(project.id)
       assert.ok(after.batches <= 3, JSON.stringify(after))
       assert.equal(after.entries, before.entries)
@@ -636,7 +638,7 @@ describe('the audit log', () => {
       const holding = new Promise<void>(resolve => {
         held = resolve
       })
-      const done = inTransaction(quiet.services.pool, async tx => {
+      const done = inTransaction(quiet.servicesOf(projectId).pool, async tx => {
         await tx.query(sql.unsafe`select pg_advisory_xact_lock(hashtextextended(${`audit chain ${projectId}`}, 0))`)
         held()
         await released
@@ -789,17 +791,18 @@ describe('the audit log', () => {
 
     it('seals from the last pass over all chains on; entries that were committed much later wait for the nightly pass', async () => {
       const project = await written(10)
-      await sealEntries(quiet.services.pool, { full: true })
+      await sealEntries(quiet.servicesOf(project.id).pool, { full: true })
       const late = idFloor('audit', new Date(Date.now() - 3_600_000))
       await backfill(project.id, 1, new Date(Date.now() - 3_600_000), { at: quiet, ids: [late] })
       assert.deepEqual((await project.key.get('/audit-log/verify')).body, intact(12))
-      await sealEntries(quiet.services.pool, { full: true })
+      await sealEntries(quiet.servicesOf(project.id).pool, { full: true })
       assert.deepEqual((await project.key.get('/audit-log/verify')).body, intact(13))
     })
   })
 
   describe('retention', () => {
-    const sweep = () => app.services.queues.send([{ queue: retentionSweepQueue, data: { sweep: 'audit entries' } }])
+    const sweep = () =>
+      app.inEachCell(({ queues }) => queues.send([{ queue: retentionSweepQueue, data: { sweep: 'audit entries' } }]))
 
     it('deletes entries older than AUDIT_RETENTION_DAYS daily and leaves the chain valid', async () => {
       const tick = workForConcerns(['snapshot']).schedules.find(({ name }) => name === 'sweep audit entries')
@@ -827,8 +830,9 @@ describe('the audit log', () => {
     })
 
     it('deletes the seals at the beginning of a chain, which continues from the last of them', async () => {
-      const { pool } = app.services
       const project = await app.project()
+      const services = app.servicesOf(project.id)
+      const { pool } = services
       await backfill(project.id, 1200, new Date())
       await backfill(project.id, 3, new Date(Date.now() + 180 * DAY))
       await sealEntries(pool, { full: true })
@@ -844,7 +848,7 @@ describe('the audit log', () => {
 
       const runIn = (days: number) => {
         const later: Clock = { now: () => new Date(Date.now() + days * DAY) }
-        return sweeps.get('audit entries').run({ ...app.services, clock: later }, new AbortController().signal)
+        return sweeps.get('audit entries').run({ ...services, clock: later }, new AbortController().signal)
       }
       let isPruning = true
       const pruning = runIn(370).finally(() => {

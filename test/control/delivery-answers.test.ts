@@ -13,7 +13,7 @@ describe('stored answers to deliveries', () => {
     const { id: project_id } = await app.project()
     const hook = { project_id, name: 'h', url: receiver.url, events: ['secrets.*'] }
     const { body: webhook } = await app.admin.post('/webhooks', hook)
-    await app.services.write(async tx => emitNamed(tx, 'secrets.updated', project_id, { id: 'sec_1' }))
+    await app.servicesOf(project_id).write(async tx => emitNamed(tx, 'secrets.updated', project_id, { id: 'sec_1' }))
     const delivery = await eventually(async () => {
       const { body } = await app.admin.get(`/webhook-deliveries?webhook_id=${webhook.id}`)
       return body.data.find(({ status }: { status: string }) => status === 'completed')

@@ -71,7 +71,7 @@ describe('events', () => {
   const allDeliveries = async (webhook: string) =>
     (await app.admin.get(`/webhook-deliveries?webhook_id=${webhook}`)).body.data
   const emit = (name: 'generations.completed' | 'agents.updated', record: { id: string; [key: string]: unknown }) =>
-    app.services.write(async tx => emitNamed(tx, name, project, record))
+    app.servicesOf(project).write(async tx => emitNamed(tx, name, project, record))
 
   it('are emitted once by a committed write and not at all by a refused one', async () => {
     const made = await makeSecret()
@@ -113,7 +113,7 @@ describe('events', () => {
     const off = await hook(['*'], { active: false })
     await makeSecret()
     const late = await hook(['secrets.*'])
-    const foreign = (await app.project()).id
+    const foreign = (await app.project(undefined, project)).id
     const [mine, other] = [project, foreign]
     project = other
     const elsewhere = await hook(['secrets.*'])
@@ -206,7 +206,7 @@ describe('events', () => {
     await pause()
     const [event] = (await events(`&resource_id=${made.id}`)).data
     await app.pool.query(sql.unsafe`update events set dispatched_at = null where id = ${event.id}`)
-    await dispatchEvents(app.services, { ids: [event.id] })
+    await dispatchEvents(app.servicesOf(project), { ids: [event.id] })
     assert.deepEqual(await allDeliveries(id), [])
   })
 
@@ -215,10 +215,10 @@ describe('events', () => {
     const made = await makeSecret()
     await eventually(() => receiver.requests.length === 1)
     const [event] = (await events(`&resource_id=${made.id}`)).data
-    assert.deepEqual(await dispatchEvents(app.services, { ids: [event.id] }), { events: 0, targets: [] })
+    assert.deepEqual(await dispatchEvents(app.servicesOf(project), { ids: [event.id] }), { events: 0, targets: [] })
     await app.pool.query(sql.unsafe`update events set dispatched_at = null where id = ${event.id}`)
-    assert.deepEqual(await dispatchEvents(app.services, { ids: [event.id] }), { events: 1, targets: [] })
-    await app.services.queues.send([{ queue: eventDispatchQueue, data: { event_id: event.id } }])
+    assert.deepEqual(await dispatchEvents(app.servicesOf(project), { ids: [event.id] }), { events: 1, targets: [] })
+    await app.servicesOf(project).queues.send([{ queue: eventDispatchQueue, data: { event_id: event.id } }])
     await pause()
     assert.equal((await allDeliveries(id)).length, 1)
     assert.equal(receiver.requests.length, 1)
@@ -234,7 +234,7 @@ describe('events', () => {
       update events set dispatched_at = null, dispatch_deferred = true where id = ${event.id}`)
     await pause()
     assert.equal(receiver.requests.length, 1)
-    await app.services.queues.send([{ queue: eventDispatchQueue, data: { event_id: event.id } }])
+    await app.servicesOf(project).queues.send([{ queue: eventDispatchQueue, data: { event_id: event.id } }])
     await eventually(() => receiver.requests.length === 2)
     assert.equal(receiver.requests[1].body, receiver.requests[0].body)
   })
@@ -247,7 +247,7 @@ describe('events', () => {
     await pool.query(sql.unsafe`
       create trigger refuse_delivery before insert on webhook_deliveries for each row
       when (new.event_type = 'agents.updated') execute function refuse_delivery()`)
-    await app.services.write(async tx => {
+    await app.servicesOf(project).write(async tx => {
       emitNamed(tx, 'agents.updated', project, { id: 'agent_00000000000000000000000006' })
       emitNamed(tx, 'generations.completed', project, { id: 'gen_00000000000000000000000006' })
     })
@@ -399,7 +399,7 @@ describe('events', () => {
       const again = await app.admin.post(`/events/${event.id}/redispatch`, { webhook_id: id })
       assert.equal(again.status, 400)
       assert.equal(again.body.error.meta.problems[0].path, 'webhook_id')
-      const foreign = (await app.project()).id
+      const foreign = (await app.project(undefined, project)).id
       const other = (
         await app.admin.post('/webhooks', { project_id: foreign, name: 'x', url: receiver.url, events: ['a.b'] })
       ).body.id
@@ -413,7 +413,9 @@ describe('events', () => {
       const made: string[] = []
       for (const name of names) {
         const id = `agent_${made.length}`
-        await app.services.write(async tx => emitNamed(tx, 'agents.updated', project, { id, name } as { id: string }))
+        await app
+          .servicesOf(project)
+          .write(async tx => emitNamed(tx, 'agents.updated', project, { id, name } as { id: string }))
         made.push(id)
       }
       const stored = await app.pool.any(sql.unsafe`
@@ -499,9 +501,9 @@ describe('large events', () => {
     const { id } = await app.project()
     await app.admin.post('/webhooks', { project_id: id, name: 'x', url: receiver.url, events: ['agents.*'] })
     const record = { id: 'agent_00000000000000000000000001', name: 'n', tags: { a: 'b' }, note: null }
-    await app.services.write(async tx => emitNamed(tx, 'agents.updated', id, record))
+    await app.servicesOf(id).write(async tx => emitNamed(tx, 'agents.updated', id, record))
     const large = { ...record, tags: { a: 'x'.repeat(400) } }
-    await app.services.write(async tx => emitNamed(tx, 'agents.updated', id, large))
+    await app.servicesOf(id).write(async tx => emitNamed(tx, 'agents.updated', id, large))
     await eventually(() => receiver.requests.length === 2)
     const data = receiver.requests.map(request => request.event.data)
     assert.deepEqual(
@@ -552,15 +554,15 @@ describe('retention', () => {
     )) as string
 
     clock.advance(9 * 86_400_000)
-    assert.equal(await pruneEvents(app.services), 0)
+    assert.equal(await pruneEvents(app.servicesOf(id)), 0)
     clock.advance(2 * 86_400_000)
-    assert.equal(await pruneDeliveries(app.services), 0)
-    assert.ok((await pruneEvents(app.services)) > 0)
+    assert.equal(await pruneDeliveries(app.servicesOf(id)), 0)
+    assert.ok((await pruneEvents(app.servicesOf(id))) > 0)
     const ids = (table: 'events' | 'webhook_deliveries') =>
       app.pool.anyFirst(sql.unsafe`select id from ${sql.identifier([table])} where project_id = ${id}`)
     assert.deepEqual(await ids('events'), [undispatched])
     clock.advance(10 * 86_400_000)
-    assert.equal(await pruneDeliveries(app.services), 1)
+    assert.equal(await pruneDeliveries(app.servicesOf(id)), 1)
     assert.deepEqual(await ids('webhook_deliveries'), [queued])
     await receiver.close()
   })

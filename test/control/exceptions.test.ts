@@ -41,7 +41,7 @@ describe('exceptions', () => {
     assert.deepEqual([status, body.error?.code], [expected, code], JSON.stringify(body))
 
   it('that are written together carry the triggers that led to each', async () => {
-    const file = (kind: ExceptionFiling['kind']) => fileExceptionLater(app.services, filing({ kind }))
+    const file = (kind: ExceptionFiling['kind']) => fileExceptionLater(app.servicesOf(project.id), filing({ kind }))
     withTriggerChain(['trg_1'], () => file('run_failed'))
     file('webhook_failing')
     withTriggerChain(['trg_1', 'trg_2'], () => file('guardrail_tripwire'))
@@ -60,7 +60,7 @@ describe('exceptions', () => {
 
   it('are filed with the severity of their kind, as one event and one entry of the feed', async () => {
     fileExceptionLater(
-      app.services,
+      app.servicesOf(project.id),
       filing({
         kind: 'run_failed',
         title: 'The run failed',
@@ -103,10 +103,10 @@ describe('exceptions', () => {
   })
 
   it('of one matter fold into one item without losing a count, from several processes and transactions', async () => {
-    for (let n = 0; n < 20; n++) fileExceptionLater(app.services, filing({ detail: { n } }))
+    for (let n = 0; n < 20; n++) fileExceptionLater(app.servicesOf(project.id), filing({ detail: { n } }))
     await Promise.all(
       Array.from({ length: 10 }, (_, n) =>
-        app.services.write(async tx => fileExceptionInTx(tx, filing({ detail: { n: 100 + n } }))),
+        app.servicesOf(project.id).write(async tx => fileExceptionInTx(tx, filing({ detail: { n: 100 + n } }))),
       ),
     )
     const [item, ...more] = await filed(30)
@@ -132,7 +132,7 @@ describe('exceptions', () => {
 
   it('commit with the transaction of their producer, and only with it', async () => {
     const write = (title: string, fail: boolean) =>
-      app.services.write(async tx => {
+      app.servicesOf(project.id).write(async tx => {
         fileExceptionInTx(tx, filing({ title, dedup_key: title }))
         if (fail) throw new Error('no')
       })
@@ -151,7 +151,7 @@ describe('exceptions', () => {
       const find = async () => (await key.get('/exceptions')).body.data
       const faulty = { FAULT_POINTS: 'exception_filed=kill' }
       const first = await startProcess('worker', alone.databaseUrl, faulty, ['delivery'])
-      await alone.services.write(async tx => fileExceptionInTx(tx, filing({ project_id: id })))
+      await alone.servicesOf(id).write(async tx => fileExceptionInTx(tx, filing({ project_id: id })))
       assert.equal((await first.exited).signal, 'SIGKILL')
       assert.deepEqual(await find(), [])
       const second = await runWorker(alone.databaseUrl, {}, ['delivery'])
@@ -166,22 +166,22 @@ describe('exceptions', () => {
 
   it('of a project that is gone leave nothing and hold up nothing', async () => {
     const gone = 'proj_00000000000000000000000000'
-    await app.services.write(async tx => fileExceptionInTx(tx, filing({ project_id: gone })))
-    fileExceptionLater(app.services, filing({ project_id: gone }))
-    fileExceptionLater(app.services, filing())
+    await app.servicesOf(project.id).write(async tx => fileExceptionInTx(tx, filing({ project_id: gone })))
+    fileExceptionLater(app.servicesOf(project.id), filing({ project_id: gone }))
+    fileExceptionLater(app.servicesOf(project.id), filing())
     await filed(1)
     await eventually(async () =>
-      (await app.services.queues.stats()).every(
+      (await app.servicesOf(project.id).queues.stats()).every(
         ({ queue, waiting, active, dead }) => queue !== 'exception.file' || waiting + active + dead === 0,
       ),
     )
   })
 
   it('without a key never fold, and keys are scoped to a project and a kind', async () => {
-    fileExceptionLater(app.services, filing({ dedup_key: null }))
-    fileExceptionLater(app.services, filing({ dedup_key: null }))
-    fileExceptionLater(app.services, filing())
-    fileExceptionLater(app.services, filing({ kind: 'webhook_failing' }))
+    fileExceptionLater(app.servicesOf(project.id), filing({ dedup_key: null }))
+    fileExceptionLater(app.servicesOf(project.id), filing({ dedup_key: null }))
+    fileExceptionLater(app.servicesOf(project.id), filing())
+    fileExceptionLater(app.servicesOf(project.id), filing({ kind: 'webhook_failing' }))
     await filed(4)
     await manual({ dedup_key: 'agent:tool:version' })
     const other = await app.projectWith(ALL)
@@ -239,7 +239,7 @@ describe('exceptions', () => {
 
   it('are resolved many at a time, each for itself', async () => {
     const [a, b, c] = await Promise.all([1, 2, 3].map(async () => (await manual()).body.id))
-    const other = await app.projectWith(ALL)
+    const other = await app.projectWith(ALL, undefined, project.id)
     const foreign = (await manual({}, other.key)).body.id
     await project.key.post(`/exceptions/${b}/resolve`)
     const { status, body } = await project.key.post('/exceptions/resolve', {

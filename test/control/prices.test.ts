@@ -53,7 +53,7 @@ describe('prices', () => {
   /** The event of a use of 1,000 tokens in and 500 out. */
   const used = async (fields: object = {}) => {
     const draft = useOf(project.id, { model, ...fields })
-    await recordUsage(app.services, [draft])
+    await recordUsage(app.servicesOf(project.id), [draft])
     return (await usageOf(app, project.id)).find(({ idempotency_key }) => idempotency_key === draft.idempotency_key)
   }
   const costs = (event: any) =>
@@ -111,7 +111,7 @@ describe('prices', () => {
     assert.equal((await used(fields)).cost_usd, 3000)
     assert.equal((await used({ provider: 'custom' })).cost_usd, 2000)
     const other = useOf((await app.project()).id, { model, provider: 'custom' })
-    await recordUsage(app.services, [other])
+    await recordUsage(app.servicesOf(other.project_id), [other])
     assert.equal((await usageOf(app, other.project_id))[0].cost_usd, 1000)
   })
 
@@ -340,15 +340,15 @@ describe('usage', () => {
   it('is written once under its key, also by two concurrent writers', async () => {
     const { id } = await app.project()
     const draft = useOf(id)
-    await Promise.all([recordUsage(app.services, [draft]), recordUsage(app.services, [draft])])
-    await app.services.write(tx => recordUsage(app.services, [draft], tx))
+    await Promise.all([recordUsage(app.servicesOf(id), [draft]), recordUsage(app.servicesOf(id), [draft])])
+    await app.servicesOf(id).write(tx => recordUsage(app.servicesOf(id), [draft], tx))
     assert.equal((await usageOf(app, id)).length, 1)
   })
 
   it('is committed or rolled back with the work that it is part of', async () => {
     const { id } = await app.project()
-    const failing = app.services.write(async tx => {
-      await recordUsage(app.services, [useOf(id)], tx)
+    const failing = app.servicesOf(id).write(async tx => {
+      await recordUsage(app.servicesOf(id), [useOf(id)], tx)
       throw new Error('undone')
     })
     await assert.rejects(failing, /undone/)
@@ -376,7 +376,7 @@ describe('usage', () => {
 
   it('counts before a project is deleted', async () => {
     const { id } = await app.project()
-    await recordUsage(app.services, [useOf(id)])
+    await recordUsage(app.servicesOf(id), [useOf(id)])
     const refused = await app.admin.delete(`/projects/${id}`)
     assert.deepEqual([refused.status, refused.body.error.meta.counts.usage_events], [409, 1])
     assert.equal((await app.admin.delete(`/projects/${id}?force=true`)).status, 204)

@@ -441,16 +441,17 @@ describe('quotas', () => {
     })
 
     it('queries the database while notifications cannot arrive', async () => {
-      const { notifications } = app.services
+      const project = await app.project()
+      const services = app.servicesOf(project.id)
+      const { notifications } = services
       const down: typeof notifications = Object.create(notifications, {
         listen: { value: notifications.listen.bind(notifications) },
         healthy: { value: () => false },
       })
-      const deaf = { ...app.services, state: new Map(), notifications: down }
+      const deaf = { ...services, state: new Map(), notifications: down }
       const quotas = openRequestQuotas(deaf)
       try {
         const caller = { credential: { id: 'key_of_nobody' } } as Caller
-        const project = await app.project()
         await quotas.count(caller, project.id)
         // A change that announces nothing, as a change made while the connection is down.
         await app.pool.query(sql.unsafe`
@@ -618,7 +619,8 @@ describe('quotas', () => {
   })
 
   describe('pruning', () => {
-    const prune = () => app.services.queues.send([{ queue: retentionSweepQueue, data: { sweep: 'quota counters' } }])
+    const prune = () =>
+      app.inEachCell(({ queues }) => queues.send([{ queue: retentionSweepQueue, data: { sweep: 'quota counters' } }]))
 
     it('is due every day', () => {
       const tick = workForConcerns(['snapshot']).schedules.find(({ name }) => name === 'sweep quota counters')

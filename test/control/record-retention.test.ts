@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { newId } from '#core/base/ids.ts'
 import { startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
@@ -134,12 +135,13 @@ describe('records', function () {
       await age(running.id, awaited.id, chained.id, plain.id)
       await project({ trace_retention_days: 1, content_hold_until: new Date(Date.now() + 3_600_000).toISOString() })
       // A project without a hold shows that the sweep has been there.
-      const other = await app.project()
+      const other = await app.project(undefined, app.projectId)
       await app.admin.patch(`/projects/${other.id}`, { trace_retention_days: 1 })
+      const expired = app.inCellOf(other.id, () => newId('trace'))
       const old = `insert into traces (id, project_id, agent_id, created_at) values ($1, $2, $3, now() - interval '3 days')`
-      await app.rows(old, ['trace_0000000000000000000000000a', other.id, app.agentId])
+      await app.rows(old, [expired, other.id, app.agentId])
       await steadySweeper()
-      await eventually(async () => (await app.admin.get('/traces/trace_0000000000000000000000000a')).status === 404)
+      await eventually(async () => (await app.admin.get(`/traces/${expired}`)).status === 404)
       assert.equal(await status(`/traces/${plain.trace_id}`), 200)
 
       await project({ content_hold_until: null })

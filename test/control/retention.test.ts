@@ -147,7 +147,8 @@ describe('content', function () {
   })
 
   it('of a project is erased in one sweep, however much it is, in turn with other projects', async () => {
-    const [first, second] = [await app.project(), await app.project()].sort((x, y) => (x.id < y.id ? -1 : 1))
+    const projects = [await app.project(undefined, app.projectId), await app.project(undefined, app.projectId)]
+    const [first, second] = projects.sort((x, y) => (x.id < y.id ? -1 : 1))
     const traces = (projectId: string, count: number) =>
       app.rows(
         `insert into traces (id, project_id, agent_id, created_at)
@@ -162,7 +163,7 @@ describe('content', function () {
         'select max(content_redacted_at) as last, count(*)::int as count from traces where project_id = $1 and content_redacted_at is not null',
         [id],
       )
-    const context = { services: app.services, stopping: new AbortController().signal } as never
+    const context = { services: app.servicesOf(first.id), stopping: new AbortController().signal } as never
     await contentSweepHandler.handle({}, context)
     const [[large], [small]] = [await erased(first), await erased(second)]
     assert.deepEqual([large.count, small.count], [10_500, 1])

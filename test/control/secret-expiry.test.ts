@@ -50,7 +50,7 @@ describe('secrets that expire', () => {
     const soon = await secret(inDays(13))
     await secret(inDays(15), 'later')
     await secret(null, 'never')
-    const counts = await Promise.all(Array.from({ length: 4 }, () => reportExpiring(app.services)))
+    const counts = await Promise.all(Array.from({ length: 4 }, () => reportExpiring(app.servicesOf(project.id))))
     assert.equal(
       counts.reduce((sum, count) => sum + count, 0),
       1,
@@ -61,17 +61,17 @@ describe('secrets that expire', () => {
       ['warning', { secret_id: soon.id, name: soon.name, expires_at: soon.expires_at }],
     )
     assert.match(item.title, /^Secret key of the bank expires on \d{4}-\d\d-\d\d$/)
-    assert.equal(await reportExpiring(app.services), 0)
+    assert.equal(await reportExpiring(app.servicesOf(project.id)), 0)
     await project.key.patch(`/secrets/${soon.id}`, { name: 'renamed' })
-    assert.equal(await reportExpiring(app.services), 0)
+    assert.equal(await reportExpiring(app.servicesOf(project.id)), 0)
 
     await project.key.patch(`/secrets/${soon.id}`, { expires_at: inDays(12) })
-    assert.equal(await reportExpiring(app.services), 1)
+    assert.equal(await reportExpiring(app.servicesOf(project.id)), 1)
     const [folded] = await occurrences(2)
     assert.equal(folded.id, item.id)
     await project.key.post(`/exceptions/${item.id}/resolve`)
     await project.key.patch(`/secrets/${soon.id}`, { expires_at: inDays(-1) })
-    assert.equal(await reportExpiring(app.services), 1)
+    assert.equal(await reportExpiring(app.servicesOf(project.id)), 1)
     const [expired] = await eventually(async () => {
       const open = await items('&status=open')
       return open.length > 0 ? open : null
@@ -82,7 +82,7 @@ describe('secrets that expire', () => {
 
   it('are found by a sweep of the worker', async () => {
     await secret(inDays(1))
-    await app.services.write(async tx => tx.send(retentionSweepQueue, { sweep: 'expiring secrets' }))
+    await app.servicesOf(project.id).write(async tx => tx.send(retentionSweepQueue, { sweep: 'expiring secrets' }))
     assert.equal((await occurrences(1)).length, 1)
   })
 })

@@ -47,7 +47,15 @@ describe('storage', () => {
        on conflict (project_id, day) do update set bytes = excluded.bytes`,
       [projectId, day, bytes],
     )
-  const check = (projectId: string, delta: number) => checkStorage(app.services, projectId, delta)
+  const check = (projectId: string, delta: number) => checkStorage(app.servicesOf(projectId), projectId, delta)
+  /** Takes snapshots in all cells; returns how many projects of all were measured, and how many were not. */
+  const snapshot = async (options: Parameters<typeof snapshotProjects>[1]) => {
+    const taken = await app.inEachCell(services => snapshotProjects(services, options))
+    return taken.reduce((all, { measured, failed }) => ({
+      measured: all.measured + measured,
+      failed: all.failed + failed,
+    }))
+  }
   const refusal = async (work: Promise<unknown>): Promise<any> => {
     try {
       await work
@@ -117,7 +125,7 @@ describe('storage', () => {
 
     it('cost no statement without a quota, and one with it, on the connection of the caller', async () => {
       const free = (await app.project()).id
-      const capped = (await app.project()).id
+      const capped = (await app.project(undefined, free)).id
       await limit(capped, 10)
       const count = async (id: string) => {
         const before = app.statements.length
@@ -128,8 +136,9 @@ describe('storage', () => {
       await eventually(async () => (await count(capped)) === 1)
       assert.deepEqual(await Promise.all([count(free), count(free)]), [0, 0])
       // A transaction that is open continues alone: with one connection in all it would wait for itself endlessly.
+      const url = app.databaseUrlOf(free)
       const cramped = await openServices(
-        { ...app.config, DATABASE_POOL_MAX: 2 },
+        { ...app.config, DATABASE_URL: url, DATABASE_LISTEN_URL: url, DATABASE_POOL_MAX: 2 },
         { log: app.services.log, role: 'web', clock },
       )
       try {
@@ -231,7 +240,7 @@ describe('storage', () => {
     it('are made at the next check when the process was lost before', async () => {
       const { id } = await app.project()
       await limit(id, 10)
-      const mute = { ...app.services, write: () => Promise.reject(new Error('the process is gone')) }
+      const mute = { ...app.servicesOf(id), write: () => Promise.reject(new Error('the process is gone')) }
       assert.ok(await refusal(checkStorage(mute, id, 11)))
       assert.equal((await events(id, 'quota.exceeded')).length, 0)
       assert.ok(await refusal(check(id, 11)))
@@ -283,6 +292,8 @@ describe('storage', () => {
 
     it('count files, texts of chunks and vectors, and nothing else', async () => {
       const { id } = await app.project()
+      const { pool } = app.servicesOf(id)
+      const write = (text: string, values: unknown[] = []) => pool.any(rawQuery(text, values)) as Promise<any[]>
       await file(id, 'declared', 100)
       await file(id, 'unknown', null)
       await file(id, 'stored', 20, 'local')
@@ -290,28 +301,28 @@ describe('storage', () => {
       await document(id, 'backing')
       await file(id, 'message', 1000, 'text')
       await document(id, 'message', 'message')
-      await run(`insert into document_texts values ('doc_backing', repeat('x', 5000))`)
-      await run(
+      await write(`insert into document_texts values ('doc_backing', repeat('x', 5000))`)
+      await write(
         `insert into document_versions (document_id, version, chunk_strategy, content)
          values ('doc_backing', 1, 'whole', repeat('x', 5000))`,
       )
       for (const [index, content] of ['häh', 'x'.repeat(10_000)].entries())
-        await run(
+        await write(
           `insert into document_chunks (id, document_id, project_id, chunk_index, char_start, char_end, content, tsv, tsv_config)
            values ('chk_' || $2, 'doc_backing', $1, $2::int, 0, 3, $3, to_tsvector('simple', ''), 'simple')`,
           [id, index, content],
         )
-      const spaces = await app.rows(
+      const spaces = await write(
         `insert into embedding_spaces (provider, model, dimensions, code_version)
          values ('local', 'a', 8, 1), ('local', 'b', 16, 1) returning id`,
       )
       for (const [index, space] of [spaces[0], spaces[0], spaces[1]].entries())
-        await run(
+        await write(
           `insert into knowledge_vectors (project_id, source, container_id, ref_id, segment, space_id, code, vec)
            values ($1, 1, 'doc_backing', 'chk_0', $2, $3, b'1', '')`,
           [id, index, space.id],
         )
-      await snapshotProjects(app.services, { all: true })
+      await snapshot({ all: true })
       assert.deepEqual(await snapshots(id), [
         { day: '2026-07-07', bytes: 100 + 20 + 7 + 4 + 10_000 + 4 * (8 + 8 + 16), chunk_count: 2 },
       ])
@@ -329,7 +340,7 @@ describe('storage', () => {
           ['chunk_count', 2, 'count'],
         ],
       )
-      await snapshotProjects(app.services, { all: true })
+      await snapshot({ all: true })
       assert.equal((await usageOf(app, id)).length, 1)
     })
 
@@ -340,27 +351,27 @@ describe('storage', () => {
          select 'declared' || n, $1, '/' || n, 'x', 9007199254740991 from generate_series(1, 1100) n`,
         [id],
       )
-      await snapshotProjects(app.services, { all: true })
+      await snapshot({ all: true })
       assert.equal((await snapshots(id))[0]?.bytes, Number.MAX_SAFE_INTEGER)
     })
 
     it('are of zero bytes for a project that stores nothing, which is not billed', async () => {
       const { id } = await app.project()
-      await snapshotProjects(app.services, { all: true })
+      await snapshot({ all: true })
       assert.deepEqual(await snapshots(id), [{ day: '2026-07-07', bytes: 0, chunk_count: 0 }])
       assert.deepEqual(await usageOf(app, id), [])
     })
 
     it('are taken again of all projects, or of projects without one of the UTC day', async () => {
       const { id } = await app.project()
-      await snapshotProjects(app.services, { all: true })
+      await snapshot({ all: true })
       await file(id, 'later', 50)
-      assert.equal((await snapshotProjects(app.services, { all: false })).measured, 0)
+      assert.equal((await snapshot({ all: false })).measured, 0)
       assert.equal((await snapshots(id))[0].bytes, 0)
-      await snapshotProjects(app.services, { all: true })
+      await snapshot({ all: true })
       assert.equal((await snapshots(id))[0].bytes, 50)
       clock.advance(DAY_MS)
-      assert.ok((await snapshotProjects(app.services, { all: false })).measured > 0)
+      assert.ok((await snapshot({ all: false })).measured > 0)
       assert.deepEqual(
         (await snapshots(id)).map(({ day, bytes }) => [day, bytes]),
         [
@@ -375,13 +386,13 @@ describe('storage', () => {
       const others = [await app.project(), await app.project()]
       broken.add(id)
       failing = true
-      const first = await snapshotProjects(app.services, { all: false })
+      const first = await snapshot({ all: false })
       failing = false
       assert.equal(first.failed, 1)
       assert.deepEqual(await snapshots(id), [])
       for (const other of others) assert.equal((await snapshots(other.id)).length, 1)
       assert.ok(app.logs.some(line => line.includes('storage measurement failed') && line.includes(id)))
-      assert.deepEqual(await snapshotProjects(app.services, { all: false }), { measured: 1, failed: 0 })
+      assert.deepEqual(await snapshot({ all: false }), { measured: 1, failed: 0 })
       assert.equal((await snapshots(id)).length, 1)
     })
 
@@ -389,7 +400,7 @@ describe('storage', () => {
       const { id } = await app.project()
       await stored(id, 1, '2026-05-01')
       await stored(id, 2, '2026-07-01')
-      await snapshotProjects(app.services, { all: true })
+      await snapshot({ all: true })
       assert.deepEqual(
         (await snapshots(id)).map(({ day }) => day),
         ['2026-07-01', clock.now().toISOString().slice(0, 10)],
@@ -399,24 +410,25 @@ describe('storage', () => {
     it('take one statement a project besides its transaction', async () => {
       await app.project()
       const before = app.statements.length
-      const { measured } = await snapshotProjects(app.services, { all: true })
-      // The list of projects, their prices, each of them, and the usage of those that store something.
+      const { measured } = await snapshot({ all: true })
+      // The list of projects and their prices in each cell, each project, and the usage of those that store something.
       const billed = app.statements.slice(before).filter(text => text.includes('insert into usage_events'))
-      const others = app.statements.length - before - billed.length - 2 - measured
+      const lists = 2 * (await app.inEachCell(async () => {})).length
+      const others = app.statements.length - before - billed.length - lists - measured
       // Work in the background may send some.
       assert.ok(others >= 0 && others < measured, `${others}`)
     })
 
     it('stop between two projects when the worker does', async () => {
       const stopping = AbortSignal.abort()
-      assert.deepEqual(await snapshotProjects(app.services, { all: true, stopping }), { measured: 0, failed: 0 })
+      assert.deepEqual(await snapshot({ all: true, stopping }), { measured: 0, failed: 0 })
     })
 
     it('page through more projects than one query reads', async () => {
       await run(
         `insert into projects (id, name) select 'proj_' || lpad(n::text, 26, '0'), 'many ' || n from generate_series(1, 600) n`,
       )
-      assert.ok((await snapshotProjects(app.services, { all: false })).measured >= 600)
+      assert.ok((await snapshot({ all: false })).measured >= 600)
       assert.deepEqual(
         await app.rows(
           `select count(*)::int as n from projects p
@@ -438,7 +450,9 @@ describe('storage', () => {
         const tick = workForConcerns(['snapshot']).schedules.find(({ name }) => name === 'storage snapshots')
         assert.equal(tick?.when, '2 * * * *')
         assert.equal(tick?.queue, snapshotQueue)
-        await other.services.queues.send([{ queue: snapshotQueue, data: tick?.data(new Date()) as object }])
+        await other.inEachCell(({ queues }) =>
+          queues.send([{ queue: snapshotQueue, data: tick?.data(new Date()) as object }]),
+        )
         await eventually(async () => (await snapshots(late.id)).length === 1)
         assert.ok(other.logs.some(line => line.includes('storage measured')))
       } finally {

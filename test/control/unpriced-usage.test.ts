@@ -125,7 +125,7 @@ describe('usage without a price', function () {
     ])
     await app.rows('select fold_usage($1, 3)', [project.id])
     assert.deepEqual(await read(project), twice)
-    await rollUpUsage(app.services, new AbortController().signal)
+    await rollUpUsage(app.servicesOf(project.id), new AbortController().signal)
     assert.equal((await app.rows('select from usage_events where project_id = $1', [project.id])).length, 5)
     assert.deepEqual(await read(project), twice)
     const edge = new Date(at + 500).toISOString()
@@ -142,7 +142,7 @@ describe('usage without a price', function () {
     for (const column of ['unpriced_output_tokens', 'unpriced_quantity']) {
       await app.rows(`update folded_usage_rollups set ${column} = ${column} + 1 where project_id = $1`, [project.id])
       assert.equal(await sumsMatchEvents(app.pool, span), false, column)
-      await app.services.write(tx => rebuildSums(tx, span))
+      await app.servicesOf(project.id).write(tx => rebuildSums(tx, span))
       assert.equal(await sumsMatchEvents(app.pool, span), true, column)
     }
     assert.deepEqual(await read(project), EXPECTED)

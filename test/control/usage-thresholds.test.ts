@@ -22,7 +22,7 @@ describe('usage thresholds', () => {
   const made = (fields: object): Promise<any> =>
     createdBy(project.key, '/usage/thresholds', { metric: 'tokens', window: 'calendar_month', ...fields })
   const use = (quantity: number) =>
-    recordUsage(app.services, [
+    recordUsage(app.servicesOf(project.id), [
       useOf(project.id, { components: [{ component: 'input_tokens', quantity, unit: 'token', billable: true }] }),
     ])
   const crossed = async (): Promise<any[]> =>
@@ -77,7 +77,7 @@ describe('usage thresholds', () => {
     )
     await app.pool.query(rawQuery('alter table usage_events enable trigger usage_events_frozen'))
     const span = { project_id: project.id, from: new Date(0), to: new Date(clock.now().getTime() + DAY_MS) }
-    await app.services.write(tx => rebuildSums(tx, span))
+    await app.servicesOf(project.id).write(tx => rebuildSums(tx, span))
     await use(1)
     await eventually(async () => (await crossed()).length === 2)
   })

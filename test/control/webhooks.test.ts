@@ -508,7 +508,9 @@ describe('texts of deliveries', () => {
     (await app.admin.post('/webhooks', { project_id: project, name: 'x', url: receiver.url, events: ['agents.*'] }))
       .body.id as string
   const emit = (data = 'text') =>
-    app.services.write(async tx => emitNamed(tx, 'agents.updated', project, { id: 'agent_x', data } as { id: string }))
+    app
+      .servicesOf(project)
+      .write(async tx => emitNamed(tx, 'agents.updated', project, { id: 'agent_x', data } as { id: string }))
   const read = async (id: string) => (await app.admin.get(`/webhook-deliveries/${id}`)).body
   const redeliver = async (id: string) =>
     (await app.admin.post(`/webhook-deliveries/${id}/redeliver`)).body.id as string
@@ -524,8 +526,9 @@ describe('texts of deliveries', () => {
       update webhook_deliveries set created_at = created_at - make_interval(days => ${days})
       where project_id = ${project}`)
   const inDays = (days: number) => new Date(Date.now() + days * 86_400_000)
-  /** Retention of events a year later. */
-  const pruneAllEvents = () => pruneEvents({ ...app.services, clock: { now: () => inDays(365) } })
+  /** Retention of events a year later, in each cell. */
+  const pruneAllEvents = () =>
+    app.inEachCell(services => pruneEvents({ ...services, clock: { now: () => inDays(365) } }))
   const bodies = () => new Set(receiver.requests.map(({ body }) => body)).size
   const count = async (table: string) =>
     (await app.pool.oneFirst(
@@ -565,10 +568,10 @@ describe('texts of deliveries', () => {
       return body.data.every((row: { status: string }) => row.status === 'completed') && body.total
     })
     await age(19)
-    await pruneDeliveries(app.services)
+    await pruneDeliveries(app.servicesOf(project))
     assert.equal(await count('retained_envelopes'), 1)
     await age(2)
-    assert.ok((await pruneDeliveries(app.services)) >= finished)
+    assert.ok((await pruneDeliveries(app.servicesOf(project))) >= finished)
     assert.equal(await count('retained_envelopes'), 0)
   })
 
@@ -611,28 +614,30 @@ describe('texts of deliveries', () => {
     /** Waits until a statement waits for a lock of another transaction. */
     const blocked = () =>
       eventually(async () => {
-        const { rows } = await app.services.queues.db.executeSql(
-          `select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`,
-        )
+        const { rows } = await app
+          .servicesOf(project)
+          .queues.db.executeSql(
+            `select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`,
+          )
         return rows.length > 0
       })
 
     it('stay for a delivery that was made again before', async () => {
       const row = await past()
-      await inTransaction(app.services.pool, async db => {
+      await inTransaction(app.servicesOf(project).pool, async db => {
         await insertDelivery(db, again(row))
         await onSeparateConnection(() => pruneAllEvents())
       })
       await pruneAllEvents()
       assert.equal(await count('events'), 0)
-      await app.services.write(async tx => notifyWorkers(tx, { id: row.webhook_id, project_id: project }))
+      await app.servicesOf(project).write(async tx => notifyWorkers(tx, { id: row.webhook_id, project_id: project }))
       await sentTwice()
     })
 
     it('are held by a delivery that is made again meanwhile', async () => {
       const row = await past()
       let made: Promise<string> | undefined
-      await inTransaction(app.services.pool, async db => {
+      await inTransaction(app.servicesOf(project).pool, async db => {
         const ids = await lockExpiredEvents(db, before(), 1000)
         made = onSeparateConnection(() => redeliver(row.id))
         await blocked()
@@ -647,7 +652,7 @@ describe('texts of deliveries', () => {
       await pruneAllEvents()
       await app.pool.query(sql.unsafe`update webhook_deliveries set envelope = ${row.envelope} where id = ${row.id}`)
       let made: Promise<string> | undefined
-      await inTransaction(app.services.pool, async db => {
+      await inTransaction(app.servicesOf(project).pool, async db => {
         const ids = await lockOrphanedEnvelopes(db, '', 1000)
         assert.ok(ids.includes(row.event_id))
         made = onSeparateConnection(() => redeliver(row.id))
@@ -662,12 +667,12 @@ describe('texts of deliveries', () => {
       const row = await past()
       await pruneAllEvents()
       await app.pool.query(sql.unsafe`update webhook_deliveries set envelope = ${row.envelope} where id = ${row.id}`)
-      await inTransaction(app.services.pool, async db => {
+      await inTransaction(app.servicesOf(project).pool, async db => {
         await insertDelivery(db, again(row))
-        await onSeparateConnection(() => pruneDeliveries(app.services))
+        await onSeparateConnection(() => pruneDeliveries(app.servicesOf(project)))
       })
       assert.equal(await count('retained_envelopes'), 1)
-      await app.services.write(async tx => notifyWorkers(tx, { id: row.webhook_id, project_id: project }))
+      await app.servicesOf(project).write(async tx => notifyWorkers(tx, { id: row.webhook_id, project_id: project }))
       await sentTwice()
     })
   })
@@ -709,12 +714,12 @@ describe('dispatch', () => {
   const app = forSuite(startApp)
 
   /** A project with webhooks and with events without a dispatch. */
-  async function busy(webhooks: number, events: number): Promise<string> {
-    const { id } = await app.project()
+  async function busy(webhooks: number, events: number, neighbour?: string): Promise<string> {
+    const { id } = await app.project(undefined, neighbour)
     await app.pool.query(sql.unsafe`
       insert into webhooks (id, project_id, name, url, events, sealed_secret)
       select 'wh_' || ${id} || n, ${id}, 'x', 'https://x.test/', '{agents.*}', '' from generate_series(1, ${webhooks}) n`)
-    await app.services.write(async tx => {
+    await app.servicesOf(id).write(async tx => {
       for (let n = 0; n < events; n++) emitNamed(tx, 'agents.updated', id, { id: 'agent_x' })
     })
     return id
@@ -725,7 +730,7 @@ describe('dispatch', () => {
 
   it('writes at most 5,000 deliveries in one transaction', async () => {
     const id = await busy(100, 150)
-    const dispatcher = createDispatcher(app.services, () => {})
+    const dispatcher = createDispatcher(app.servicesOf(id), () => {})
     dispatcher.wake()
     await eventually(async () => (await dispatched(id)) === 150)
     await dispatcher.close()
@@ -739,8 +744,9 @@ describe('dispatch', () => {
   })
 
   it('takes an event of a quiet project next, whatever waits of others', async () => {
-    const [noisy, quiet] = [await busy(100, 1000), await busy(1, 1)]
-    const dispatcher = createDispatcher(app.services, () => {})
+    const noisy = await busy(100, 1000)
+    const quiet = await busy(1, 1, noisy)
+    const dispatcher = createDispatcher(app.servicesOf(noisy), () => {})
     dispatcher.wake()
     await eventually(async () => (await dispatched(noisy)) === 1000)
     await dispatcher.close()

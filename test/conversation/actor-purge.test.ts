@@ -130,7 +130,7 @@ describe('the purge of what an end user said', function () {
     const { id: actor } = await made('/actors', { name: 'Ann' })
     await made(`/sessions/${(await sessionOf(actor)).id}/attention`, { reason: 'a late pretzel' })
     const { promise, resolve } = Promise.withResolvers<void>()
-    const held = app.services.write(async tx => {
+    const held = app.servicesOf(actor).write(async tx => {
       await tx.query(sql.unsafe`select from sessions where actor_id = ${actor} for update`)
       await promise
     })
@@ -329,7 +329,7 @@ describe('the purge of what an end user said', function () {
           where document_id = '${document}'`)
       }
       await steadyEraser()
-      await app.services.queues.send([{ queue: retentionSweepQueue, data: { sweep: 'deleted messages' } }])
+      await app.servicesOf(actor).queues.send([{ queue: retentionSweepQueue, data: { sweep: 'deleted messages' } }])
       await eventually(
         async () => (await app.rows(`select from deleted_messages where actor_id = '${actor}'`)).length === 1,
       )

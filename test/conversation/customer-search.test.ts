@@ -79,7 +79,7 @@ describe('the search for end users and their sessions', function () {
   })
 
   it('reads by indexes at 20,000 sessions and end users', async () => {
-    const { id: project } = await app.project()
+    const { id: project } = await app.project(undefined, app.projectId)
     await app.rows(
       `insert into actors (id, project_id, name) select 'actor_' || lpad(n::text, 26, '0'), $1, 'n' || n
        from generate_series(1, 20000) n`,

@@ -110,7 +110,7 @@ describe('operations for end users', () => {
       assert.deepEqual([operation.id, status, answer?.error?.code], [operation.id, 403, 'FORBIDDEN'])
     }
     const own = app.statements.filter(
-      text => !/heartbeat|pg_notify|pgboss|issuer_id, position|set last_used_at/.test(text),
+      text => !/heartbeat|pg_notify|pgboss|issuer_id, position|set last_used_at|from (project_)?cells/.test(text),
     )
     assert.deepEqual(own, [])
   })

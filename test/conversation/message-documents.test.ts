@@ -166,7 +166,7 @@ describe('documents of messages', function () {
       expectStatus(await app.admin.post('/quotas', quota), 201)
       const message = { role: 'user', message: 'x'.repeat(1000) }
       expectStatus(await key.post(`/conversations/${id}/messages`, message), 201)
-      await snapshotProjects(app.services, { all: true })
+      await snapshotProjects(app.servicesOf(project_id), { all: true })
       expectStatus(await key.post(`/conversations/${id}/messages`, message), 201)
       expectStatus(await key.post('/documents', { content: 'x' }), 201)
       expectRefusal(await key.post('/documents', { content: message.message }), 409, 'QUOTA_STORAGE_EXCEEDED')

@@ -179,7 +179,7 @@ describe('open streams over several web processes', function () {
           body: JSON.stringify(body(text)),
           signal,
         })
-      await app.services.write(async tx => {
+      await app.servicesOf(conversation_id).write(async tx => {
         await tx.query(sql.unsafe`select from conversations where id = ${conversation_id} for update`)
         const sent = send(`first ${path}`, controller.signal).catch(() => null)
         const isWaiting = () => tx.exists(sql.unsafe`select from pg_locks where not granted`)

@@ -9,7 +9,9 @@ import { forSuite } from '../support/suite.ts'
 describe('sessions with a shared agent', () => {
   const app = forSuite(() => startAgentApp({ actions: ['agents:*', 'shares:*', 'sessions:*'] }))
   const double = forSuite(() => client(app.double))
-  const grantee = forSuite(() => app.projectWith(['sessions:*', 'shares:*', 'generations:GetGeneration', 'actors:*']))
+  const grantee = forSuite(() =>
+    app.projectWith(['sessions:*', 'shares:*', 'generations:GetGeneration', 'actors:*'], undefined, app.projectId),
+  )
 
   const usable = async (fields: object = {}, terms: object = {}) => {
     const id = await app.agent(fields as never)
@@ -41,7 +43,7 @@ describe('sessions with a shared agent', () => {
     const own = await app.agent()
     assert.deepEqual(refusalOf(await grantee.key.post('/sessions', { agent_id: own })), [400, 'AGENT_NOT_FOUND'])
     const { id, share } = await usable()
-    const stranger = (await app.projectWith(['sessions:*'])).key
+    const stranger = (await app.projectWith(['sessions:*'], undefined, app.projectId)).key
     assert.deepEqual(refusalOf(await stranger.post('/sessions', { agent_id: id })), [400, 'AGENT_NOT_FOUND'])
     await app.key.post(`/shares/${share}/suspend`)
     assert.deepEqual(refusalOf(await grantee.key.post('/sessions', { agent_id: id })), [400, 'AGENT_NOT_FOUND'])

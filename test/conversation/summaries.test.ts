@@ -296,7 +296,7 @@ describe('summaries of conversations', function () {
 
   it('are not requested of the model of a shared agent', async () => {
     const { agentId, summaries, turns } = await t.agent({ text: 'Short.' })
-    const grantee = await app.projectWith(['sessions:*', 'conversations:*', 'shares:*'])
+    const grantee = await app.projectWith(['sessions:*', 'conversations:*', 'shares:*'], undefined, app.projectId)
     const terms = { grantee: grantee.id, project_id: app.projectId }
     const share = await shared(app.admin, `srn:${app.projectId}:agent:${agentId}`, terms)
     await accepted(grantee.key, share.id)

@@ -188,7 +188,7 @@ describe('names of sessions by the agent', function () {
 
   it('are not requested of the model of a shared agent, nor without stored content', async () => {
     const { agentId, titles } = await t.agent({ text: 'Unwanted' })
-    const grantee = await app.projectWith(['sessions:*', 'shares:*'])
+    const grantee = await app.projectWith(['sessions:*', 'shares:*'], undefined, app.projectId)
     const terms = { grantee: grantee.id, project_id: app.projectId }
     const share = await shared(app.admin, `srn:${app.projectId}:agent:${agentId}`, terms)
     await accepted(grantee.key, share.id)

@@ -162,6 +162,13 @@ describe('copies of the rows of home in the same database', function () {
     assert.equal(list.total, 3)
     const unbound = await caller.patch(`/project-keys/${far.id}`, { project_id: null })
     assert.deepEqual(refusalOf(unbound), [400, 'VALIDATION_FAILED'])
+    for (const [id, project_id] of [
+      [bound.id, other.id],
+      [far.id, home.id],
+    ]) {
+      const { status, body } = await caller.patch(`/project-keys/${id}`, { project_id })
+      assert.deepEqual([status, body.error.meta?.problems[0].path], [400, 'project_id'])
+    }
     // The copy of a key that is bound is deleted; a key that is unbound is copied with its policies.
     await bodyOf(caller.patch(`/project-keys/${free.id}`, { project_id: home.id }))
     assert.deepEqual(await inSecond('select key_id from project_key_policies where key_id = $1', [free.id]), [])

@@ -31,7 +31,6 @@ const OF_ONE_CELL: Record<string, 'home' | 'record' | 'project'> = {
   exportAuditEntries: 'project',
   exportUsageEvents: 'project',
   getDocumentByPath: 'project',
-  getEmbeddingConfig: 'home',
   getGenerationStatistics: 'project',
   getMe: 'home',
   getOauthConsentInfo: 'home',
@@ -160,13 +159,14 @@ describe('lists of projects in several cells', function () {
     '/usage/aggregate?group_by=project&limit=3&offset=20&meter_type=tool_execution',
     ...['agent_version', 'agent', 'day', 'label'].map(group => `/feedback/aggregate?group_by=${group}`),
     '/sessions/assignees?',
+    '/embeddings/config?',
     '/orchestrations/queue/stats',
   ]
 
   it('are, page by page, the lists of one database', async () => {
     for (const path of figures) {
       const text = await textOf(app.url, path)
-      assert.match(text, /^200 .*"(key"|session_count"|p50":\d)/, path)
+      assert.match(text, /^200 .*"(key"|session_count"|pending_words"|p50":\d)/, path)
       expected.set(path, text)
     }
     for (const list of lists) for (const path of await pagesOf(list)) expected.set(path, await textOf(app.url, path))

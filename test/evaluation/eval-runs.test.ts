@@ -160,10 +160,12 @@ describe('runs of evals', () => {
     const { id } = await app.eval({ agent_id, dataset_id, scorers: EXACT })
     const run = await app.run(id)
     const [{ id: result_id }] = await app.results(run)
-    await app.services.queues.send([
-      queueMessage(evalItemWork.queue, { entity_id: result_id, work_id: result_id, project_id: app.projectId }),
-      queueMessage(evalRunQueue, { eval_run_id: run.id, project_id: app.projectId }),
-    ])
+    await app
+      .servicesOf(app.projectId)
+      .queues.send([
+        queueMessage(evalItemWork.queue, { entity_id: result_id, work_id: result_id, project_id: app.projectId }),
+        queueMessage(evalRunQueue, { eval_run_id: run.id, project_id: app.projectId }),
+      ])
     const { pool } = app
     const handled = async () => {
       const left = await pool.any(sql.unsafe`

@@ -360,7 +360,7 @@ describe('a hostile project that evaluates', () => {
       await app.eval({ agent_id, dataset_id, scorers: EXACT, pass_threshold: 1 }),
     ]
     const completes = `new.status = 'completed' and new.eval_id = '${broken.id}'`
-    await refusingUpdates(app.services, 'eval_runs', completes, async () => {
+    await refusingUpdates(app.servicesOf(app.projectId), 'eval_runs', completes, async () => {
       const run = await made(app.key, `/evals/${broken.id}/runs`, {})
       // Items that wait for a retry are left out.
       const hurried = setInterval(
@@ -410,11 +410,16 @@ describe('a hostile project that evaluates', () => {
       pool.maybeOneFirst(idStatement`
         select generation_id as id from eval_results where eval_run_id = ${run.id} and state = 'asked'`)
     const runs = [await started(), await started()]
-    await refusingUpdates(app.services, 'eval_results', `new.eval_run_id = '${runs[0].id}'`, async () => {
-      for (const run of runs) await pool.query(voidStatement`delete from generations where id = ${await asked(run)}`)
-      assert.equal((await ended(app.key, runs[1])).errored_count, 1)
-      assert.equal((await app.key.get(`/evals/${runs[0].eval_id}/runs/${runs[0].id}`)).body.status, 'running')
-    }).finally(() => open(gate))
+    await refusingUpdates(
+      app.servicesOf(app.projectId),
+      'eval_results',
+      `new.eval_run_id = '${runs[0].id}'`,
+      async () => {
+        for (const run of runs) await pool.query(voidStatement`delete from generations where id = ${await asked(run)}`)
+        assert.equal((await ended(app.key, runs[1])).errored_count, 1)
+        assert.equal((await app.key.get(`/evals/${runs[0].eval_id}/runs/${runs[0].id}`)).body.status, 'running')
+      },
+    ).finally(() => open(gate))
     assert.equal((await ended(app.key, runs[0])).errored_count, 1)
   })
 

@@ -187,7 +187,7 @@ describe('scorers', () => {
       const dataset_id = await app.dataset([item('Is it?', 'Yes')])
       const { id } = await app.eval({ agent_id, dataset_id, scorers: [{ type: 'tool', name: 'mine', tool_id }] })
       const keeps = `new.state = 'running' and new.scores::text <> old.scores::text`
-      await refusingUpdates(app.services, 'eval_results', keeps, async () => {
+      await refusingUpdates(app.servicesOf(app.projectId), 'eval_results', keeps, async () => {
         const run = await app.run(id)
         const [{ error, output }] = await app.results(run)
         assert.deepEqual([error.code, output], ['GENERATION_FAILED', 'Yes'])

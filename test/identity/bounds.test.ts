@@ -451,11 +451,7 @@ describe('restrictions of a caller', function () {
 
   describe('through a share', () => {
     it('guardrails and approvers of the other project see the arguments, never the presets', async () => {
-      const other = (await bodyOf(admin.post('/projects', { name: 'grantee' }))).id
-      const resource = [`srn:${other}:*:*`]
-      const document = { statement: [{ effect: 'Allow', action: ['*'], resource }] }
-      const policy_ids = [(await bodyOf(admin.post('/policies', { document }))).id]
-      const key = app.as((await bodyOf(admin.post('/project-keys', { project_id: other, policy_ids }))).secret)
+      const { id: other, key } = await app.project('grantee', projectId)
       const provider = { name: 'double', provider: 'custom', default_model: 'double-1', base_url: `${double.url}/v1` }
       const ai_provider_id = (await bodyOf(key.post('/ai-providers', provider))).id
       const tool = await made(wide, '/tools', {

@@ -1,6 +1,6 @@
 import { strict as assert } from 'node:assert'
 import { manualClock } from '#core/base/clock.ts'
-import { eventually, startApp } from '../support/app.ts'
+import { AT_HOME, eventually, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { forSuite } from '../support/suite.ts'
 
@@ -279,9 +279,9 @@ describe('project keys', () => {
 
   describe('update', () => {
     it('binds, re-binds, unbinds and replaces policies, from the next request on', async () => {
-      const [a, b] = await Promise.all([app.project(), app.project()])
-      const none = await policy(allow('secrets:GetSecret', '*'))
       const made = await app.admin.post('/project-keys', { name: 'moving' })
+      const [a, b] = await Promise.all([1, 2].map(() => app.project(undefined, AT_HOME)))
+      const none = await policy(allow('secrets:GetSecret', '*'))
       const mine = app.as(made.body.secret)
       const path = `/project-keys/${made.body.id}`
       assert.equal((await mine.get(`/projects/${a.id}`)).status, 200)

@@ -265,7 +265,7 @@ describe('credentials', () => {
   describe('work that runs later', () => {
     const record = (type: 'user' | 'api_key', id: string) => ({ type, id, via: null })
     const at = (principal: Parameters<typeof callerForPrincipal>[1], project: string) =>
-      callerForPrincipal(app.services, principal, project)
+      callerForPrincipal(app.servicesOf(project), principal, project)
 
     it('runs as the caller that started it, bound to its project and with current permissions', async () => {
       const project = await app.project()

@@ -195,7 +195,7 @@ describe('projects', () => {
       const project = await app.project()
       const path = `/projects/${project.id}`
       const etag = (await app.admin.get(path)).headers.get('etag') ?? ''
-      await app.services.write(async tx => {
+      await app.servicesOf(project.id).write(async tx => {
         await tx.query(rawQuery('select 1 from projects where id = $1 for key share', [project.id]))
         assert.equal((await app.admin.patch(path, { name: 'moved' }, { 'if-match': etag })).status, 200)
         assert.equal((await app.admin.put(`${path}/tags`, { team: 'red' })).status, 200)
@@ -300,10 +300,10 @@ describe('projects', () => {
 
     it('refuses work that starts, with the reason', async () => {
       const { id } = await app.project()
-      await app.services.write(tx => lockUnpaused(tx, id))
+      await app.servicesOf(id).write(tx => lockUnpaused(tx, id))
       await app.admin.post(`/projects/${id}/pause`, { reason: 'audit' })
       await assert.rejects(
-        app.services.write(tx => lockUnpaused(tx, id)),
+        app.servicesOf(id).write(tx => lockUnpaused(tx, id)),
         (error: AppError) =>
           error instanceof AppError &&
           error.code === 'PROJECT_PAUSED' &&
@@ -311,7 +311,7 @@ describe('projects', () => {
           error.meta?.pause_reason === 'audit',
       )
       await app.admin.post(`/projects/${id}/resume`)
-      await app.services.write(tx => lockUnpaused(tx, id))
+      await app.servicesOf(id).write(tx => lockUnpaused(tx, id))
     })
 
     it('answers a pause only after the starts it meets have committed', async () => {
@@ -321,7 +321,7 @@ describe('projects', () => {
       const admitted = new Promise<void>(resolve => {
         entered = resolve
       })
-      const start = app.services.write(async tx => {
+      const start = app.servicesOf(id).write(async tx => {
         await lockUnpaused(tx, id)
         entered()
         await sleep(200)
@@ -334,7 +334,7 @@ describe('projects', () => {
       })
       assert.equal(await start, false)
       assert.equal((await pause).status, 200)
-      await assert.rejects(app.services.write(tx => lockUnpaused(tx, id)))
+      await assert.rejects(app.servicesOf(id).write(tx => lockUnpaused(tx, id)))
     })
   })
 
@@ -449,7 +449,9 @@ describe('projects', () => {
   })
 
   describe('deferred delete', () => {
-    const sweep = (stopping = new AbortController().signal) => sweepDeferredDeletes(app.services, stopping)
+    /** Deletes due projects in all cells; returns their number. */
+    const sweep = async (stopping = new AbortController().signal) =>
+      (await app.inEachCell(services => sweepDeferredDeletes(services, stopping))).reduce((sum, count) => sum + count)
 
     it('continues with other projects after a failure', async () => {
       const ids = []

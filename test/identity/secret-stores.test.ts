@@ -93,7 +93,10 @@ describe('secrets in external stores', () => {
     assert.equal(reply.status, 201, JSON.stringify(reply.body))
     return reply.body.id
   }
-  const reading = (id: string) => openSecret(app.pool, app.services, project.id, id)
+  const reading = (id: string) => {
+    const services = app.servicesOf(project.id)
+    return openSecret(services.pool, services, project.id, id)
+  }
   const failsWith = (reason: string, id: string) => (error: AppError) => {
     assert.deepEqual([error.code, error.meta], ['SECRET_NOT_DECRYPTABLE', { secret_id: id, reason }])
     assert.ok(!error.message.includes(TOKEN))
@@ -221,7 +224,8 @@ describe('secrets in external stores', () => {
   it('read nothing while a transaction holds a connection', async () => {
     const id = await made201('vault', 'inside')
     inVault[`muster/${project.id}/inside`] = { value: 'seen inside' }
-    const readInside = () => app.services.write(tx => openSecret(tx, app.services, project.id, id))
+    const readInside = () =>
+      app.servicesOf(project.id).write(tx => openSecret(tx, app.servicesOf(project.id), project.id, id))
     await assert.rejects(readInside(), ExternalValueRequired)
     assert.equal(vault.requests.length, 0)
     await reading(id)

@@ -21,7 +21,7 @@ describe('secrets', () => {
   const project = forSuite(() => app.project())
   const store = async (value: string, of = project) =>
     (await of.key.post('/secrets', { name: 'stored', value })).body.id as string
-  const reading = (id: string, of = project) => openSecret(app.pool, app.services, of.id, id)
+  const reading = (id: string, of = project) => openSecret(app.pool, app.servicesOf(of.id), of.id, id)
   const failsWith = (code: string, id: string) => (error: AppError) =>
     error instanceof AppError && error.code === code && error.meta?.secret_id === id
 
@@ -201,7 +201,7 @@ describe('secrets', () => {
       const inner = await store('never read')
       const a = await store(`{{secret:${inner}}}$&`)
       const b = await store('second')
-      const { texts, values } = await resolveTokens(app.pool, app.services, project.id, [
+      const { texts, values } = await resolveTokens(app.pool, app.servicesOf(project.id), project.id, [
         `Bearer {{secret:${a}}}`,
         `{{secret:${b}}}-{{secret:${a}}}-{{secret:${b}}}`,
         'plain {{ secret:x }} {{other}}',
@@ -218,12 +218,12 @@ describe('secrets', () => {
       const foreign = await store('v', await app.project())
       const own = await store('v')
       const check = (texts: string[], ids?: string[]) =>
-        app.services.write(tx => checkTokens(tx, project.id, texts, ids))
+        app.servicesOf(project.id).write(tx => checkTokens(tx, project.id, texts, ids))
       await check([`{{secret:${own}}}`, 'plain'], [own])
       await assert.rejects(check([`{{secret:${foreign}}}`]), failsWith('SECRET_NOT_FOUND', foreign))
       await assert.rejects(check([], ['sec_x']), failsWith('SECRET_NOT_FOUND', 'sec_x'))
       await assert.rejects(
-        resolveTokens(app.pool, app.services, project.id, [`{{secret:${foreign}}}`]),
+        resolveTokens(app.pool, app.servicesOf(project.id), project.id, [`{{secret:${foreign}}}`]),
         failsWith('SECRET_NOT_FOUND', foreign),
       )
       await project.key.delete(`/secrets/${own}`)

@@ -81,7 +81,7 @@ describe('vectors of memories', function () {
     assert.deepEqual([changed.status, changed.body.embedded], [200, false])
     server.behave = () => ({})
     await eventually(async () => {
-      await app.services.queues.send([queueMessage(memoryEmbedQueue, {})])
+      await app.inEachCell(({ queues }) => queues.send([queueMessage(memoryEmbedQueue, {})]))
       return embedded()
     })
     assert.equal((await entriesOf(key, store)).length, 3)
@@ -119,7 +119,7 @@ describe('vectors of memories', function () {
     const waiting = () =>
       app.pool.oneFirst(sql.unsafe`select count(*)::int from memories where space_id = 0`) as Promise<number>
     await eventually(async () => {
-      await app.services.queues.send([queueMessage(memoryEmbedQueue, {})])
+      await app.inEachCell(({ queues }) => queues.send([queueMessage(memoryEmbedQueue, {})]))
       return (await waiting()) === 0
     })
     assert.deepEqual((await memoriesOf(key, store)).map(memory => memory.embedded).sort(), [false, true])

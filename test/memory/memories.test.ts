@@ -132,7 +132,7 @@ describe('memories', () => {
     }
     assert.deepEqual(await holding(), [[lasting], [lasting], 1])
     assert.equal(await vectors(), 2)
-    assert.equal(await expireMemories(app.services, new AbortController().signal), 1)
+    assert.equal(await expireMemories(app.servicesOf(project.id), new AbortController().signal), 1)
     assert.equal(await vectors(), 1)
     assert.equal((await key.get(path)).body.invalidated_at, over)
     assert.deepEqual(await holding(), [[lasting], [lasting], 1])
@@ -327,7 +327,7 @@ describe('memories', () => {
     }
     assert.equal((await entriesOf(key, store)).length, 0)
     const { writeFact } = await import('#memory/entries/write.ts')
-    const { entry, memory } = await writeFact(app.services, {
+    const { entry, memory } = await writeFact(app.servicesOf(id), {
       ...body,
       source_type: 'manual',
       mechanism: 'tool',
@@ -346,7 +346,7 @@ describe('memories', () => {
     const first = await state(key, store, at(0, 'häuser'))
     await state(key, store, at(60, 'häuser'))
     await state(key, store, at(90, 'gärten'), { supersedes: first.memory_id })
-    await snapshotProjects(app.services, { all: true })
+    await snapshotProjects(app.servicesOf(id), { all: true })
     const texts = [at(0, 'häuser'), at(60, 'häuser'), at(90, 'gärten')]
     const bytes = texts.reduce((sum, text) => sum + Buffer.byteLength(text), 0)
     const read = await key.get(`/usage/events?meter_type=storage`)

@@ -47,6 +47,9 @@ export type Client = {
   delete(path: string, headers?: Record<string, string>): Promise<Reply>
 }
 
+/** As a neighbour: a project at home, also in the profiles of cells. */
+export const AT_HOME = 'proj_00000000000000000000000000'
+
 export type TestProject = { id: string; key: Client; keyId: string }
 
 export type TestApp = {
@@ -58,12 +61,14 @@ export type TestApp = {
   home: OpenServices
   /** Executes statements, past the API, in the cells that have the rows. */
   pool: Queryable
-  /** Services of the cell of a project, or that made an ID. */
-  servicesOf(id: string): Services
+  /** Services of the cell of a project, or that made an ID; their writes make IDs of that cell. */
+  servicesOf(id: string): OpenServices
   /** URL of the database, and schema, of the cell of a project, or that made an ID. */
   databaseUrlOf(id: string): string
   /** Runs work, past the API, with the services of the cell of a project, or that made an ID. */
   inCellOf<T>(id: string, work: (services: Services) => T): T
+  /** Runs work, past the API, with the services of each cell in turn; returns its results, home first. */
+  inEachCell<T>(work: (services: Services) => Promise<T>): Promise<T[]>
   config: Config
   /** The first admin, signed in. */
   admin: Client
@@ -249,7 +254,7 @@ export async function startApp(
   const worker = await starting
   const stopWorkers = worker ? worker.stop : await inCellOf(home, () => startInside(home, inside ? concerns : []))
   const pool = cells ? poolOfCells(cells, services) : home.pool
-  const servicesOf = (id: string): Services => cells?.ofProject(id) ?? home
+  const cellOf = (id: string): OpenServices => (cells?.ofProject(id) as OpenServices | undefined) ?? home
   const anonymous = client(url, null)
   const find = (username: string) =>
     home.pool.maybeOne(sql.type(Account)`select id, role, token_version from users where username = ${username}`)
@@ -259,7 +264,7 @@ export async function startApp(
     return client(url, user && (await issueUserToken(home, user)).token)
   }
   const projectWith: TestApp['projectWith'] = async (actions, name = `project ${++counter}`, neighbour) => {
-    const cell = cells && neighbour ? servicesOf(neighbour).cell?.name : undefined
+    const cell = cells && neighbour ? cellOf(neighbour).cell?.name : undefined
     const { id } = (await admin.post('/projects', { name, ...(cell && { cell }) })).body
     const statement = [{ effect: 'Allow', action: actions, resource: [`srn:${id}:*:*`] }]
     const policy = await admin.post('/policies', { document: { statement } })
@@ -275,11 +280,20 @@ export async function startApp(
     services,
     home,
     pool,
-    servicesOf,
-    databaseUrlOf: id => (servicesOf(id) === home ? database.url : secondUrl),
+    servicesOf: id => {
+      const of = cellOf(id)
+      return of === home ? home : writingInCell(of)
+    },
+    databaseUrlOf: id => (cellOf(id) === home ? database.url : secondUrl),
     inCellOf: (id, work) => {
-      const of = servicesOf(id)
+      const of = cellOf(id)
       return inCellOf(of, () => work(of))
+    },
+    async inEachCell(work) {
+      const results = []
+      for (const { services } of cells?.all() ?? [{ services: home }])
+        if (services) results.push(await inCellOf(services, () => work(services)))
+      return results
     },
     config,
     admin,

@@ -12,6 +12,8 @@ type Row = Record<string, unknown>
 const ID_END = /_[0-9a-hjkmnp-tv-z]{26}(?!\w)/g
 
 const TABLE = /\b(?:from|join|into|update|only) ([a-z_]+)/g
+/** What has the word of a table without one. */
+const NO_TABLE = /\bextract\(\w+ from |\bdistinct from /g
 const AGGREGATE =
   /^\s*select (?:\(select |(?:coalesce\()?(?:count|sum|max|min|pg_total_relation_size|bool_or|exists|array_agg|json_agg|jsonb_agg)\b)/
 
@@ -24,7 +26,8 @@ function cellIn({ sql: text, values }: Query): number {
   return numbers.find(number => number !== 0) ?? 0
 }
 
-const tablesIn = ({ sql: text }: Query): string[] => [...text.toLowerCase().matchAll(TABLE)].map(([, table]) => table)
+const tablesIn = ({ sql: text }: Query): string[] =>
+  [...text.toLowerCase().replace(NO_TABLE, '(').matchAll(TABLE)].map(([, table]) => table)
 
 /** Whether all tables of a statement are at home, and copied to other cells. */
 const isOfHome = (tables: readonly string[]): boolean => tables.length > 0 && tables.every(table => atHome.has(table))
@@ -60,7 +63,7 @@ function addUp(rows: readonly Row[]): Row {
 
 /**
  * Statements of tests, past the API, in a deployment with cells: a statement with the ID of a row or project of another cell than
- * home is executed there, a statement about users and policies at home, an insert without such IDs in the cell of `main`, one
+ * home is executed there, a statement about users and policies at home, an insert or a plan without such IDs in the cell of `main`, one
  * about the server or the database in the cell of `main` if the cells have one database, and every other one in all cells, with the
  * rows of all.
  */
@@ -74,7 +77,7 @@ export function poolOfCells(cells: Cells, main: Services): Queryable {
     if (number !== 0) return [cells.numbered(number)]
     const tables = tablesIn(query)
     if (isOfHome(tables)) return [cells.home]
-    if (/\binsert into\b/i.test(query.sql)) return [main]
+    if (/\binsert into\b|^\s*explain\b/i.test(query.sql)) return [main]
     if (!HAS_TWO_SERVERS && tables.length > 0 && isOfServer(tables)) return [main]
     return everywhere()
   }

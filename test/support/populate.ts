@@ -43,16 +43,18 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
     .all()
     .filter(({ shape, path, answers }) => shape === 'create' && 201 in answers && !path.includes('{'))
     .filter(({ consumes }) => consumes.includes(JSON_TYPE))
-  // A shared resource is shared with another project.
+  // A shared resource is shared with another project, of the same cell.
   const guest = (await send('/projects', { name: 'guest' })).id
   ids.foreign.proj = [guest]
+  const cell = app.servicesOf(guest).cell?.name
   // What a create refers to may come after it, and a body chosen at random may be refused for what a schema cannot say.
   let refused: unknown
   for (let round = 0; round < ROUNDS; round++)
     for (const { id, path, kind, waiting } of creates) {
       if (!kind || ids.own[kind.prefix]) continue
       try {
-        const body = createBody(described.get(id) as Described, random, ids, document)
+        const made = createBody(described.get(id) as Described, random, ids, document)
+        const body = kind.name === 'project' && cell ? { ...made, cell } : made
         ids.own[kind.prefix] = [(await send(waiting ? `${path}?wait=false` : path, { ...body, ...FIXED[id] })).id]
       } catch (error) {
         refused = error

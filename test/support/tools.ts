@@ -15,9 +15,9 @@ type Answer = { status?: number; body: unknown } | ((request: ToolRequest, respo
 
 export type TestTools = {
   /** Makes a tool of a project and answers its id. */
-  add(app: Pick<TestApp, 'services'>, projectId: string, type?: ToolType): Promise<string>
+  add(app: Pick<TestApp, 'inCellOf'>, projectId: string, type?: ToolType): Promise<string>
   /** Takes a tool away, as the end of a share does: without a check of references. */
-  remove(app: Pick<TestApp, 'services'>, id: string): Promise<void>
+  remove(app: Pick<TestApp, 'inCellOf'>, id: string): Promise<void>
   /** Where a tool is called. */
   url(id: string): string
   /** The answer of a tool from now on; `{ body: 'text' }` by default. */
@@ -81,14 +81,15 @@ export async function startTools(): Promise<TestTools> {
     return tool
   }
   return {
-    async add({ services: { pool } }, project_id, type = 'http') {
-      const { id } = await toolKind.insert(pool, { project_id, name: 'test', type })
-      await toolKind.update(pool, id, { execute: { url: `${url}/${id}` } })
-      tools.set(id, { answer: { body: 'text' }, calls: [] })
-      return id
-    },
-    async remove({ services: { pool } }, id) {
-      await toolKind.delete(pool, id)
+    add: (app, project_id, type = 'http') =>
+      app.inCellOf(project_id, async ({ pool }) => {
+        const { id } = await toolKind.insert(pool, { project_id, name: 'test', type })
+        await toolKind.update(pool, id, { execute: { url: `${url}/${id}` } })
+        tools.set(id, { answer: { body: 'text' }, calls: [] })
+        return id
+      }),
+    async remove(app, id) {
+      await app.inCellOf(id, ({ pool }) => toolKind.delete(pool, id))
     },
     url: id => `${url}/${id}`,
     answer(id, answer) {

@@ -2,7 +2,7 @@ import { PING } from '#core/api/event-stream.ts'
 import type { Context } from '#core/api/operation.ts'
 import { AppError, serviceNotReady } from '#core/base/errors.ts'
 import { exclusiveLoop } from '#core/base/loop.ts'
-import { processSingleton } from '#core/base/process-singleton.ts'
+import { processSingleton, sharedSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
 import { withoutTenant } from '#core/db/tenant-context.ts'
 import { liveTurns } from '#execution/generations/streams/live-turns.ts'
@@ -21,11 +21,15 @@ const RETRY_AFTER_SECONDS = 10
 
 type OpenContext = Pick<Context<unknown, undefined, SessionRow>, 'caller' | 'recheck' | 'resource' | 'request'>
 
-/** The open session streams of this process: one subscription and one timer for all of them. */
+/** The streams of all cells, which the limit of the process counts. */
+const streamsOfProcess = sharedSingleton(() => new Set<SessionReader>())
+
+/** The open session streams of a cell in this process: one subscription and one timer for all of them. */
 class SessionStreams {
   readonly #services: Services
   readonly #feeds = new Map<string, SessionFeed>()
   readonly #readers = new Set<SessionReader>()
+  readonly #ofProcess: Set<SessionReader>
   /** Counts streams by project; streams of end users are also counted with their calls. */
   readonly #open: ReturnType<typeof openStreams>
   readonly #unlisten: (() => void) & { ready: Promise<void> }
@@ -40,6 +44,7 @@ class SessionStreams {
     const periodMs = config.STREAM_PING_INTERVAL_MS
     this.#checkAll = exclusiveLoop('session streams', { periodMs, log }, () => this.#checkReaders())
     this.#open = openStreams(services)
+    this.#ofProcess = streamsOfProcess(services)
     // Before the own subscription, which is confirmed after this one.
     liveTurns(services)
     this.#unlisten = services.notifications.listen(SESSION_CHANNEL, payload => this.#onNotified(payload), {
@@ -53,10 +58,11 @@ class SessionStreams {
    */
   async open({ caller, recheck, resource, request }: OpenContext, after: number | null): Promise<SessionReader> {
     const { pool, config } = this.#services
-    if (this.#readers.size >= config.STREAMS_MAX)
+    if (this.#ofProcess.size >= config.STREAMS_MAX)
       throw serviceNotReady({ streams: 'limit reached' }, { retryAfterSeconds: RETRY_AFTER_SECONDS })
     const reader = new SessionReader(resource, { caller, recheck }, closed => this.#close(closed))
     this.#readers.add(reader)
+    this.#ofProcess.add(reader)
     request.onRevoked = () => void this.#checkRevoked(reader)
     this.#timer ??= withoutTenant(() =>
       setInterval(() => void this.#check(true), config.STREAM_PING_INTERVAL_MS),
@@ -104,6 +110,7 @@ class SessionStreams {
   #close(reader: SessionReader): void {
     const { id, project_id } = reader.session
     if (!this.#readers.delete(reader)) return
+    this.#ofProcess.delete(reader)
     if (reader.counted) this.#open.end(project_id)
     const feed = this.#feeds.get(id)
     feed?.remove(reader)

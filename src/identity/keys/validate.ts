@@ -67,10 +67,10 @@ export async function validateKeyFields(
   await requireAll(tx, policyKind, null, fields.policy_ids ?? [])
   const { project_id = stored?.project_id ?? null } = fields
   // Keys for all projects are at home, which copies them to the cells.
-  if (project_id === null && services.cell?.number)
-    raiseInvalid({ code: 'INVALID_VALUE', path: 'project_id', message: 'must be a project of the cell of the key' })
+  if (project_id === null && services.cell?.number) raiseOtherCell()
   if (project_id && project_id !== stored?.project_id) {
     if (!canSeeProject(caller, project_id)) raise('FORBIDDEN', { meta: { action } })
+    if (services.cells && services.cells.ofProject(project_id) !== services) raiseOtherCell()
     if (!isIdOf(projectKind, project_id) || !(await lockProject(tx, project_id))) {
       if (isAdmin(caller)) raise('RESOURCE_NOT_FOUND', { meta: { id: project_id } })
       raise('FORBIDDEN', { meta: { action } })
@@ -93,6 +93,9 @@ export function validateExpiry(
     raiseInvalidExpiry(`must be within ${KEY_MAX_TTL_DAYS} days (KEY_MAX_TTL_DAYS)`)
   return expires_at === undefined ? {} : { expires_at }
 }
+
+const raiseOtherCell = (): never =>
+  raiseInvalid({ code: 'INVALID_VALUE', path: 'project_id', message: 'must be a project of the cell of the key' })
 
 const raiseInvalidExpiry = (message: string): never =>
   raiseInvalid({ code: 'INVALID_VALUE', path: 'expires_at', message })

@@ -6,6 +6,7 @@ import type { Config } from '#core/base/config.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
 import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
+import { onSeparateConnection } from '#core/db/pool.ts'
 import { idStatement, type Queryable, sql } from '#core/db/sql.ts'
 import type { Caller } from '#core/iam/caller.ts'
 import { sha256Of } from '#core/secrets/digest.ts'
@@ -165,10 +166,10 @@ export function requireActionScopes(services: Pick<Services, 'state'>, selection
 async function requireProject(services: Services, db: Queryable, caller: Caller, id: string): Promise<void> {
   if (!canSeeProject(caller, id)) raise('FORBIDDEN', { meta: { action: 'oauth:GrantConsent' } })
   const cell = services.cells?.ofProject(id)
-  const reader = cell && cell !== services.cells?.home ? cell.pool : db
+  const isIn = (reader: Queryable) => reader.exists(idStatement`select id from projects where id = ${id} for key share`)
   const exists =
     isIdOf(kinds.get('project'), id) &&
-    (await reader.exists(idStatement`select id from projects where id = ${id} for key share`))
+    (await (cell && cell !== services.cells?.home ? onSeparateConnection(() => isIn(cell.pool)) : isIn(db)))
   if (!exists) raise('RESOURCE_NOT_FOUND', { meta: { id } })
 }
 

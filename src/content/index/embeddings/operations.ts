@@ -1,4 +1,5 @@
-import { type Operation, operation } from '#core/api/operation.ts'
+import type { z } from 'zod'
+import { type Context, combined, type Operation, operation } from '#core/api/operation.ts'
 import { raise } from '#core/base/errors.ts'
 import { sql } from '#core/db/sql.ts'
 import { countOutdatedChunks } from '../words/rebuild.ts'
@@ -8,6 +9,8 @@ import { currentSpace } from './space.ts'
 import { countOtherSpaceDocuments } from './store.ts'
 
 const tag = 'Embeddings'
+
+type Pending = z.output<typeof EmbeddingConfig>['reindex']
 
 const create = operation({
   id: 'createEmbeddings',
@@ -45,6 +48,35 @@ const create = operation({
 /** Rounds to eight decimals: exceeds the precision of a float32 in a unit vector, at half the bytes. */
 const roundVector = (vector: Float32Array): number[] => Array.from(vector, value => Math.round(value * 1e8) / 1e8)
 
+/** Counts documents and chunks that are to be indexed again, in the projects in which the caller may embed. */
+async function countPending({ db, services, visible }: Pick<Context, 'db' | 'services' | 'visible'>): Promise<Pending> {
+  const space = await currentSpace(services)
+  const pending = space
+    ? await countOtherSpaceDocuments(
+        db,
+        space,
+        visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }).rows,
+      )
+    : 0
+  const pending_words = await countOutdatedChunks(
+    services,
+    visible({ project: sql.fragment`c.project_id`, id: sql.fragment`c.document_id` }).rows,
+  )
+  return { pending, pending_words }
+}
+
+function presentConfig(counts: readonly Pending[], { services }: Pick<Context, 'services'>): object {
+  const { configured, model } = embedderOf(services)
+  const sum = (of: keyof Pending) => counts.reduce((total, count) => total + count[of], 0)
+  return {
+    configured,
+    provider: model?.provider ?? null,
+    model: model?.model ?? null,
+    dimensions: model?.dimensions ?? null,
+    reindex: { pending: sum('pending'), pending_words: sum('pending_words') },
+  }
+}
+
 const config = operation({
   id: 'getEmbeddingConfig',
   method: 'get',
@@ -54,29 +86,9 @@ const config = operation({
   tag,
   action: 'embeddings:CreateEmbeddings',
   about: embeddingKind,
+  across: combined(countPending, presentConfig),
   answers: { 200: EmbeddingConfig },
-  async run({ db, services, visible }) {
-    const { configured, model } = embedderOf(services)
-    const space = await currentSpace(services)
-    const pending = space
-      ? await countOtherSpaceDocuments(
-          db,
-          space,
-          visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }).rows,
-        )
-      : 0
-    const pending_words = await countOutdatedChunks(
-      services,
-      visible({ project: sql.fragment`c.project_id`, id: sql.fragment`c.document_id` }).rows,
-    )
-    return {
-      configured,
-      provider: model?.provider ?? null,
-      model: model?.model ?? null,
-      dimensions: model?.dimensions ?? null,
-      reindex: { pending, pending_words },
-    }
-  },
+  run: async context => presentConfig([await countPending(context)], context),
 })
 
 export const embeddingOperations: Operation[] = [create, config]
