@@ -1,5 +1,4 @@
 import assert from 'node:assert/strict'
-import { writeFileSync } from 'node:fs'
 import { Agent, request } from 'node:http'
 import { kinds } from '#core/api/kind.ts'
 import { type Operation, operations } from '#core/api/operation.ts'
@@ -21,7 +20,7 @@ const BEFORE = 10
 
 /**
  * Projects with one record of every kind, by the marks in the IDs of their records and in their contents. In each cell there is one
- * with callers, and one that no caller may reach.
+ * with callers, and another that no caller may reach.
  */
 const HOME = 'g00zzz0'
 const SECOND = 'g0gzzz0'
@@ -80,8 +79,8 @@ const MARK = /g0[0g]zzz\d/g
 /** A request whose IDs are of the populated project; callers send it with others in their place. */
 type Template = { operation: Operation; path: string; body: string | null }
 
-/** A caller of the project of a mark. One that is `narrow` sends only IDs in paths. */
-type Caller = { name: string; client: Client; mark: string; narrow?: boolean }
+/** A caller that sends IDs of the project of a mark, if it is `narrow` only in paths. A `blind` caller may read nothing. */
+type Caller = { name: string; client: Client; mark: string; narrow?: boolean; blind?: boolean }
 
 /** Headers that differ between any two replies. */
 const VARYING = new Set(['date', 'x-request-id', 'connection', 'keep-alive', 'content-length', 'etag'])
@@ -139,7 +138,13 @@ describe('the isolation of projects in several cells', function () {
       const issued = await createdBy(client, '/actors/tokens', { ...token, limits })
       callers.push({ name: 'end user', client: cells.as(issued.token), mark, narrow: true })
     }
-    callers.push({ name: 'user without policies', client: await user('nobody', []), mark: SECOND, narrow: true })
+    callers.push({
+      name: 'user without policies',
+      client: await user('nobody', []),
+      mark: SECOND,
+      narrow: true,
+      blind: true,
+    })
     untouched = await foreignRows()
   })
 
@@ -205,7 +210,7 @@ describe('the isolation of projects in several cells', function () {
   /** Sends a template with other IDs: some of a target, the rest of the caller's project. */
   async function send(template: Template, caller: Caller, set: readonly string[], target: string): Promise<string> {
     const { operation, path, body } = template
-    const { client, mark } = caller
+    const { client, mark, blind } = caller
     const sent = new Set<string>()
     const fill = (text: string) =>
       text.replace(ID, id => {
@@ -216,9 +221,9 @@ describe('the isolation of projects in several cells', function () {
     const address = `${cells.url}/api/v1${fill(path)}`
     let reply = ''
     do reply = await exchange(address, operation.method, client.token as string, body && fill(body))
-    while (!isDown && reply.includes('CELL_UNAVAILABLE'))
+    while (!isDown && reply.startsWith('503') && reply.includes('CELL_UNAVAILABLE'))
     const whole = [...sent].reduce((rest, id) => rest.replaceAll(id, '<id>'), reply)
-    const foreign = (whole.match(MARK) ?? []).filter(each => each !== mark)
+    const foreign = (whole.match(MARK) ?? []).filter(each => blind || each !== mark)
     assert.deepEqual(foreign, [], `${caller.name} ${operation.id} ${path}: ${whole}`)
     return whole
   }
@@ -295,13 +300,10 @@ describe('the isolation of projects in several cells', function () {
     await Promise.all(
       [HOME, SECOND].map(async mark => {
         for (const caller of callers.filter(each => each.mark === mark)) {
-          const start = Date.now()
           const check = async (each: Template) =>
             problems.push(...(await compare(each, caller, groupsOf(each.operation, mark), seen)))
           await forEach(reads, check)
           for (const each of ordered) await check(each)
-          console.log(caller.name, Date.now() - start)
-          writeFileSync('/tmp/iso-problems.txt', problems.join('\n\n'))
         }
       }),
     )
@@ -310,7 +312,7 @@ describe('the isolation of projects in several cells', function () {
   })
 
   it('changes nothing of other projects', async () => {
-    assert.ok(untouched.filter(({ count }) => count > 0).length > 100)
+    assert.ok(untouched.filter(({ count }) => count > 0).length > 80)
     assert.deepEqual(await foreignRows(), untouched)
   })
 
