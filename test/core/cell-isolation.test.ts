@@ -187,20 +187,23 @@ describe('the isolation of projects in several cells', function () {
     })
   }
 
-  /** Numbers and hashes of the rows of the projects that no caller may reach, by table. */
+  /**
+   * Numbers and hashes of the rows of the projects that no caller may reach, by table. Without audit entries and their events and
+   * counts: a refused change by a caller without any permission for the action is in the log of the project.
+   */
   async function foreignRows(): Promise<readonly Json[]> {
     const found: Json[] = []
     for (const url of [cells.home, cells.second]) {
       const tables = await cells.rows(
         url,
         `select relname as name from pg_class where relnamespace = current_schema()::regnamespace and relkind in ('r', 'p')
-          and not relispartition and relname !~ '^audit_' order by 1`,
+          and not relispartition and relname !~ '^(audit_|row_count)' order by 1`,
       )
       const parts = tables.map(
         ({
           name,
         }) => `select '${name}' as name, count(*)::int as count, md5(string_agg(t::text, ' ' order by t::text)) as hash
-          from "${name}" t where t::text ~ 'zzz1' and t::text !~ 'zzz0'`,
+          from "${name}" t where t::text ~ 'zzz1' and t::text !~ 'zzz0|audit_entries.created'`,
       )
       found.push(...(await cells.rows(url, parts.join(' union all '))))
     }
