@@ -16,6 +16,7 @@ export const EXCLUDED: Readonly<Record<string, string>> = {
   'test/control/system.test.ts': 'reads the status and the messages of home, the only cell that these operations read',
   'test/core/cell-copies.test.ts': MAKES_CELLS,
   'test/core/cell-credentials.test.ts': MAKES_CELLS,
+  'test/core/cell-isolation.test.ts': MAKES_CELLS,
   'test/core/cell-lists.test.ts': MAKES_CELLS,
   'test/core/cell-moves.test.ts': MAKES_CELLS,
   'test/core/cell-schemas.test.ts': MAKES_CELLS,

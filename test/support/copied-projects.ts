@@ -1,16 +1,29 @@
 import { DatabaseClient } from '#core/db/pg-client.ts'
+import { CANARY } from './canaries.ts'
 
-/** Characters of IDs before the mark of a copy: those have the time, and those after it differ within a millisecond. */
+/**
+ * Characters of IDs before the mark of a copy: those have the time, and those after it differ within a millisecond. Marks after
+ * 10 characters begin with the number of a cell.
+ */
 const BEFORE = 12
-/** Length of a mark. */
-const MARK = 4
+const LENGTH = 26
 const DIGIT = '[0-9a-hjkmnp-tv-z]'
-const AFTER = `${DIGIT}{${26 - BEFORE - MARK}}\\M`
 
 /** Prefixes of the IDs of records without a project, which copies share. */
 const SHARED = ['user', 'pol', 'oac', 'ogr']
 
-const MARKED = `(?<!\\m(?:${SHARED.join('|')}))(_${DIGIT}{${BEFORE}})${DIGIT}{${MARK}}(${AFTER})`
+/** Patterns of the parts of an ID before and after a mark. */
+const partsAround = ([{ length }]: readonly string[], before: number) => ({
+  start: `_${DIGIT}{${before}}`,
+  length,
+  end: `${DIGIT}{${LENGTH - before - length}}\\M`,
+})
+
+/** Returns the ID that an ID has in the copies of a mark; the same one for records that copies share. */
+export function copiedId(id: string, mark: string, before = BEFORE): string {
+  const at = id.length - LENGTH + before
+  return SHARED.includes(id.slice(0, -LENGTH - 1)) ? id : id.slice(0, at) + mark + id.slice(at + mark.length)
+}
 
 const COST = `('x' || left(md5(mark), 7))::bit(28)::int / 1e9`
 /** Time between a row and its copy. */
@@ -58,12 +71,15 @@ async function forTables(url: string, statement: (table: Table) => string): Prom
 }
 
 /**
- * Adds copies of the rows of all projects, as rows of other projects: with a mark of four characters in their IDs, and at other
+ * Adds copies of the rows of all projects, as rows of other projects: with a mark in their IDs and after each canary, and at other
  * times, so that copies of different marks follow each other in no order.
  */
-export const copyProjects = (url: string, marks: readonly string[]): Promise<void> =>
-  forTables(url, ({ name, columns, deferred, dated, owned }) => {
-    const row = `regexp_replace(row_to_json(t)::text, '${MARKED}', '\\1' || mark || '\\2', 'g')::json`
+export function copyProjects(url: string, marks: readonly string[], before = BEFORE): Promise<void> {
+  const { start, length, end } = partsAround(marks, before)
+  const marked = `(?<!\\m(?:${SHARED.join('|')}))(${start})${DIGIT}{${length}}(${end})`
+  return forTables(url, ({ name, columns, deferred, dated, owned }) => {
+    const text = `regexp_replace(row_to_json(t)::text, '${marked}', '\\1' || mark || '\\2', 'g')`
+    const row = `replace(${text}, '${CANARY}', '${CANARY}' || mark)::json`
     const populated = `json_populate_record(null::${name}, ${row})`
     const others = [
       ...(dated ? [`'created_at', t.created_at + ${DELAY}`] : []),
@@ -75,21 +91,28 @@ export const copyProjects = (url: string, marks: readonly string[]): Promise<voi
       select ${columns} from (
         select (copy).* from (
           select ${copy} as copy from ${name} t cross join unnest('{${marks.join(',')}}'::text[]) mark
-          where ${owned ? 't.project_id is not null and' : ''} row_to_json(t)::text ~ '${MARKED}' offset 0) made) copies
+          where ${owned ? 't.project_id is not null and' : ''} row_to_json(t)::text ~ '${marked}' offset 0) made) copies
       ${deferred ? '' : 'on conflict do nothing'}`
   })
+}
 
 /** Tables of which each cell has all rows. */
 const COPIED = ['users', 'policies', 'policy_versions', 'user_policies']
 
 /** Moves the copies of some marks to the schema of a cell. */
-export async function moveCopies(url: string, schema: string, marks: readonly string[]): Promise<void> {
-  const moved = `row_to_json(t)::text ~ '_${DIGIT}{${BEFORE}}(?:${marks.join('|')})${AFTER}'`
+export async function moveCopies(
+  url: string,
+  schema: string,
+  marks: readonly string[],
+  before = BEFORE,
+): Promise<void> {
+  const { start, end } = partsAround(marks, before)
+  const moved = `row_to_json(t)::text ~ '${start}(?:${marks.join('|')})${end}'`
   await forTables(
     url,
     ({ name, columns }) => `
       insert into ${schema}.${name} (${columns}) overriding system value
-      select ${columns} from ${name} t ${COPIED.includes(name) ? '' : `where ${moved}`};
+      select ${columns} from ${name} t ${COPIED.includes(name) ? 'on conflict do nothing' : `where ${moved}`};
       ${COPIED.includes(name) ? '' : `delete from ${name} t where ${moved}`}`,
   )
 }
