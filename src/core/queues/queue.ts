@@ -215,7 +215,7 @@ const schemaOf = (databaseUrl: string): string => parseDatabaseUrl(databaseUrl).
  * Closing them in between, after pg's default of 10 s, was two thirds of the processor time of a server for idle workers: a new
  * session plans each statement again.
  */
-const QUEUE_IDLE_MS = 120_000
+const QUEUE_IDLE_MS = 600_000
 
 /**
  * Interval of pg-boss's checks of attempts of more than a day, of long queues and of the vacuum. Each worker takes part, with
