@@ -210,6 +210,22 @@ const schema = QUEUE_SCHEMA
 
 const schemaOf = (databaseUrl: string): string => parseDatabaseUrl(databaseUrl).schema ?? schema
 
+/**
+ * Time after which an unused connection of the queues is closed. Idle workers use several at the same time about once a minute.
+ * Closing them in between, after pg's default of 10 s, was two thirds of the processor time of a server for idle workers: a new
+ * session plans each statement again.
+ */
+const QUEUE_IDLE_MS = 600_000
+
+/**
+ * Interval of pg-boss's checks of attempts of more than a day, of long queues and of the vacuum. Each worker takes part, with
+ * nine statements.
+ */
+const SUPERVISION_SECONDS = 300
+
+/** Interval at which pg-boss reads the queues again, whose options do not change while a process runs. */
+const QUEUE_CACHE_SECONDS = 3600
+
 /** Bound of a statement of pg-boss's maintenance. */
 const MAINTENANCE_MS = 600_000
 
@@ -291,6 +307,15 @@ const deadLetterColumns = `j.id, coalesce(j.source_name, regexp_replace(j.name, 
   j.source_output as error, coalesce(j.source_retry_count, 0) + 1 as attempts, j.source_created_on as sent_at,
   j.created_on as died_at`
 
+/**
+ * Returns a function that builds a prepared statement for the executor of the queues: pg-boss passes the text to pg unchanged,
+ * and pg accepts a named statement in place of a text.
+ */
+export const namedStatement = (name: string, text: string, more: { limitMs?: number } = {}): (() => string) => {
+  const statement = { name, text, ...more }
+  return () => ({ ...statement }) as unknown as string
+}
+
 type OpeningOptions = {
   databaseUrl: string
   connections: number
@@ -307,14 +332,19 @@ type OpeningOptions = {
  */
 export async function openQueues(options: OpeningOptions): Promise<Queues> {
   const { notifier } = options
-  const boss = await startBoss(options, `${plannerOptions} ${KEEPALIVE_OPTIONS}`, { max: options.connections })
+  const boss = await startBoss(options, `${plannerOptions} ${KEEPALIVE_OPTIONS}`, {
+    max: options.connections,
+    idleTimeoutMillis: QUEUE_IDLE_MS,
+  })
   const supervisor = options.supervise
     ? await startBoss(options, KEEPALIVE_OPTIONS, {
         max: 1,
         statement_timeout: MAINTENANCE_MS,
-        // Used every minute: reconnecting each time would be a twentieth of the cost of an idle worker.
+        // Reconnecting each time would cost more than its statements.
         idleTimeoutMillis: 0,
         supervise: true,
+        superviseIntervalSeconds: SUPERVISION_SECONDS,
+        monitorIntervalSeconds: SUPERVISION_SECONDS,
         maintenanceIntervalSeconds: 3600,
         // No queue has messages that depend on other messages, which is all that flows serve.
         flowIntervalSeconds: 86_400,
@@ -335,14 +365,14 @@ export async function openQueues(options: OpeningOptions): Promise<Queues> {
   }
 
   const insert = async (executor: SqlExecutor, messages: QueueMessage[]): Promise<Notification[]> => {
-    const ctes = await sendCtes(messages)
+    const ctes = await buildCtes(messages, () => 'stored')
     const due: string[] = []
     if (!ctes) for (const [name, jobs] of byQueue(messages)) await boss.insert(name, jobs, { db: executor })
     for (const { queue, before, jobs, after, stored } of ctes ?? []) {
-      const { rows } = await executor.executeSql(
-        `with ${before}$1::text${after} select exists (select from ${stored} where start_after <= ${schema}.job_now()) as due`,
-        [jobs],
-      )
+      const text = `with ${before}$1::text${after} select exists (select from ${stored} where start_after <= ${schema}.job_now()) as due`
+      // Planning it takes longer than its execution.
+      const statement = executor === db ? namedStatement(`send ${queue}`, text)() : text
+      const { rows } = await executor.executeSql(statement, [jobs])
       if (rows[0].due) due.push(queue)
     }
     const soon = new Set(messages.filter(isDueSoon).map(({ queue }) => queue.name))
@@ -355,7 +385,7 @@ export async function openQueues(options: OpeningOptions): Promise<Queues> {
   const wake: Queues['wake'] = (payload, when) =>
     notifier.notify({ channel: when === 'now' ? wakeChannel : delayedChannel, payload })
 
-  const sendCtes: Queues['sendCtes'] = async messages => {
+  const buildCtes = async (messages: QueueMessage[], nameOf: (index: number) => string): Promise<SendCte[] | null> => {
     const ctes: SendCte[] = []
     for (const [index, [name, jobs]] of byQueue(messages).entries()) {
       let captured: { text: string; values: unknown[] } | null = null
@@ -367,7 +397,7 @@ export async function openQueues(options: OpeningOptions): Promise<Queues> {
       }
       await boss.insert(name, jobs, { db: recorder })
       const { text, values } = captured as unknown as { text: string; values: unknown[] }
-      const stored = `stored_${index}`
+      const stored = nameOf(index)
       const around = INSERT.exec(text.replaceAll(/\s+/g, ' '))?.[1]
         .replace(/^ins\b/, stored)
         .split('$1')
@@ -383,7 +413,7 @@ export async function openQueues(options: OpeningOptions): Promise<Queues> {
     transaction,
     insert,
     wake,
-    sendCtes,
+    sendCtes: messages => buildCtes(messages, index => `stored_${index}`),
 
     async send(messages) {
       notifier.notify(...(await insert(db, messages)))
@@ -415,6 +445,7 @@ function startBoss(
     createSchema: false,
     schedule: false,
     supervise: false,
+    queueCacheIntervalSeconds: QUEUE_CACHE_SECONDS,
     ...more,
   })
   boss.on('error', error => log.error({ err: error }, 'queue error'))

@@ -5,7 +5,7 @@ import { loopsRestarted } from '../base/metrics.ts'
 import { databaseErrorKind } from '../db/database-errors.ts'
 import type { SqlExecutor } from '../db/pool.ts'
 import { type Fragment, fragmentText, rawFragment, sql } from '../db/sql.ts'
-import type { Queue } from '../queues/queue.ts'
+import { namedStatement, type Queue } from '../queues/queue.ts'
 import {
   ACCOUNTS,
   ALONE,
@@ -167,12 +167,6 @@ export const CLAIM_MS = 6000
 /** Age of a claim from which its messages are returned if the process that claimed them does not have them. */
 const UNHELD_MS = CLAIM_MS + 1000
 
-// pg-boss passes the text to pg unchanged, and pg accepts a named statement in place of a text.
-const namedStatement = (name: string, text: string, more: { limitMs?: number } = {}) => {
-  const statement = { name, text, ...more }
-  return () => ({ ...statement }) as unknown as string
-}
-
 const claimStatement = (name: string, text: string) => namedStatement(name, text, { limitMs: CLAIM_MS })
 
 const statements = {
@@ -287,6 +281,23 @@ export function hasMessage(queue: string, key: Fragment, { aliveWithinMs }: { al
       and coalesce(j.singleton_key, '') = ${key} ${isAlive}
     limit 1) is not null`
   return sql.fragment`(${sql.join(['active', 'created', 'retry'].map(inState), sql.fragment` or `)})`
+}
+
+const unstoredStatement = namedStatement(
+  'unstored',
+  `select m.id from unnest($1::text[], $2::uuid[]) as m (name, id)
+  where (select true from pgboss.job_common j where j.name = m.name and j.id = m.id limit 1) is null`,
+)
+
+/** Returns the messages that are not stored yet. */
+export async function filterUnstored<M extends { queue: Queue<any>; id: string }>(
+  db: SqlExecutor,
+  messages: readonly M[],
+): Promise<M[]> {
+  const names = messages.map(({ queue }) => queue.name)
+  const { rows } = await db.executeSql(unstoredStatement(), [names, messages.map(({ id }) => id)])
+  const unstored = new Set(rows.map(row => row.id as string))
+  return messages.filter(({ id }) => unstored.has(id))
 }
 
 /** An attempt at a message. */

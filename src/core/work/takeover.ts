@@ -5,7 +5,7 @@ import { hasProcessEnded, type ProcessIdentity } from '../base/holder.ts'
 import { release } from '../base/release.ts'
 import type { Services } from '../base/services.ts'
 import { type Fragment, sql, voidStatement } from '../db/sql.ts'
-import { delayedChannel, queues } from '../queues/queue.ts'
+import { delayedChannel, namedStatement, queues } from '../queues/queue.ts'
 import type { Tx } from '../writes/writer.ts'
 import type { QueueSlots } from './handler.ts'
 import { countWorkerLoss } from './message-claims.ts'
@@ -52,6 +52,8 @@ const BEAT = `
       select from worker_heartbeats l where l.holder = o.holder and l.beat_at >= now() - $8 * interval '1 ms'), false) as silent,
     coalesce(o.kinds <> '{}', false) as claims, mine.clock_ahead_ms
   from mine left join worker_heartbeats o on o.holder <> $4`
+
+const beatStatement = namedStatement('beat', BEAT)
 
 const holderRow = sql.type(z.object({ holder: z.string() }))
 const queueRow = sql.type(z.object({ name: z.string() }))
@@ -138,7 +140,7 @@ export class Heartbeat {
     if (this.ageMs > silentMs) this.#steadySince = sentAt
     // On the connections of the queues, which no handler holds, so that a busy worker can still write it.
     const { host = null, pid = null, started = null } = identity ?? {}
-    const { rows } = await this.#services.queues.db.executeSql(BEAT, [
+    const { rows } = await this.#services.queues.db.executeSql(beatStatement(), [
       instance,
       kinds,
       new Date().toISOString(),

@@ -8,8 +8,9 @@ import { reportSlots } from '../base/metrics.ts'
 import type { Services } from '../base/services.ts'
 import type { Notifications } from '../db/notify.ts'
 import { sql } from '../db/sql.ts'
-import { delayedChannel, IDLE_POLL_MS, wakeChannel } from '../queues/queue.ts'
+import { delayedChannel, IDLE_POLL_MS, type QueueMessage, wakeChannel } from '../queues/queue.ts'
 import { type BackgroundTask, type Handler, type Schedule, slotsOf } from './handler.ts'
+import { filterUnstored } from './message-claims.ts'
 import { QueuePoller } from './poller.ts'
 import { messageSuspects, Quarantine } from './quarantine.ts'
 import { QueueConsumer } from './queue-consumer.ts'
@@ -106,7 +107,11 @@ export async function startWorkers(options: {
   if (consumers.size > 0) poller.start()
   const tasks = background.map(({ start }) => start(services as Services, () => quarantine.check()))
   for (const task of tasks) if (task?.suspects) quarantine.add(task.suspects)
-  const stopSchedules = startSchedules(schedules, services as Services)
+  const stopSchedules = startSchedules(schedules, services as Services, name => {
+    const consumer = consumers.get(name)
+    if (consumer) consumer.claimNow()
+    return consumer !== undefined
+  })
 
   return {
     running: () => [...consumers.values()].reduce((sum, consumer) => sum + consumer.running, 0),
@@ -132,14 +137,27 @@ const STOP_MS = 1000
 const SEND_RETRY_MS = [0, 1000, 5000]
 const SEND_FOR_MS = 900_000
 
+/** Time over which the processes of a deployment spread the sending of an instant: most of them find its messages stored. */
+const SPREAD_MS = 250
+
+/**
+ * Wakes the consumer of a queue in this process. Returns false if there is none. The other workers find a message that this
+ * process cannot claim in their next poll: waking all of them for one message would be most of their work while they are idle.
+ */
+type WakeHere = (queue: string) => boolean
+
 /**
  * Sends the messages of schedules at their instants, and returns a function that stops after messages in progress. Equal
  * instants share one statement.
  */
-function startSchedules(schedules: readonly Schedule[], services: Services): () => Promise<unknown> {
+function startSchedules(
+  schedules: readonly Schedule[],
+  services: Services,
+  wakeHere: WakeHere,
+): () => Promise<unknown> {
   const { config } = services
   const instants = Map.groupBy(schedules, ({ when }) => (typeof when === 'function' ? when(config) : when))
-  const stops = [...instants].map(([when, group]) => startScheduleGroup(when, group, services))
+  const stops = [...instants].map(([when, group]) => startScheduleGroup(when, group, services, wakeHere))
   return () => Promise.all(stops.map(stop => stop()))
 }
 
@@ -148,6 +166,7 @@ function startScheduleGroup(
   when: number | string,
   group: readonly Schedule[],
   services: Services,
+  wakeHere: WakeHere,
 ): () => Promise<void> {
   const { queues, log } = services
   const stopping = new AbortController()
@@ -160,7 +179,7 @@ function startScheduleGroup(
     latest = instant.getTime()
     const until = performance.now() + SEND_FOR_MS
     for (let tries = 0; performance.now() < until; tries++) {
-      const delay = SEND_RETRY_MS[Math.min(tries, SEND_RETRY_MS.length - 1)]
+      const delay = SEND_RETRY_MS[Math.min(tries, SEND_RETRY_MS.length - 1)] + Math.random() * SPREAD_MS
       await sleep(delay, undefined, { signal, ref: false }).catch(() => {})
       if (signal.aborted || (tries > 0 && latest > instant.getTime())) return
       try {
@@ -170,13 +189,20 @@ function startScheduleGroup(
           // Every worker computes the same ID, so the message is stored once.
           id: uuidOf(`${queue.name} ${name} ${instant.toISOString()}`),
         }))
-        if (messages.length > 0 && !signal.aborted) await queues.send(messages)
+        if (messages.length > 0 && !signal.aborted) await sendOnce(messages)
         return
       } catch (error) {
         if (tries === 0)
           log.error({ err: error, schedules: group.map(({ name }) => name), instant }, 'schedule send failed')
       }
     }
+  }
+
+  const sendOnce = async (messages: (QueueMessage & { id: string })[]) => {
+    const unstored = await filterUnstored(queues.db, messages)
+    if (unstored.length === 0) return
+    for (const { payload } of await queues.insert(queues.db, unstored))
+      if (!wakeHere(payload)) queues.wake(payload, 'now')
   }
 
   const fire = (instant: Date) => {
