@@ -6,6 +6,7 @@ import { download, formOf, sendForm } from '../content/file-support.ts'
 import { wire } from '../mcp/support.ts'
 import { client, eventually } from '../support/app.ts'
 import { startCells } from '../support/cells.ts'
+import { REDIRECT, refresh, register, startFront, tokensOf } from '../support/oauth.ts'
 import { createdBy, postedBy } from '../support/replies.ts'
 import { forSuite } from '../support/suite.ts'
 
@@ -14,7 +15,13 @@ type Json = Record<string, any>
 describe('credentials of a cell', function () {
   this.timeout(120_000)
   const double = forSuite(() => startDouble({}))
-  const cells = forSuite(() => startCells({ workers: true }))
+  const front = forSuite(startFront)
+  const cells = forSuite(async () => {
+    const env = { BASE_URL: front.url, TRUST_PROXY: '1', OAUTH_REFRESH_REUSE_GRACE_SECONDS: '0' }
+    const started = await startCells({ workers: true, env })
+    front.targets.push(started.url)
+    return started
+  })
   const project = forSuite(() => cells.project('second'))
   const filename = () => `${Math.random().toString(36).slice(2)}.txt`
   const hello = { bytes: 'hello', name: 'hello.txt' }
@@ -124,6 +131,43 @@ describe('credentials of a cell', function () {
     })
     assert.equal(models.status, 200)
     assert.ok(((await models.json()) as Json).data.some(({ id }: Json) => id.includes(agent.id)))
+  })
+
+  describe('grants of users for a project', () => {
+    const granted = async () => {
+      const { client_id } = await register(front.url)
+      const consent = { project_id: project.id, selection: { kind: 'all' } }
+      const tokens = await tokensOf(front.url, { client_id, redirect_uri: REDIRECT, user: cells.admin, consent })
+      assert.equal((await cells.as(tokens.access_token).get('/actors')).status, 200)
+      const [grant] = (await cells.admin.get(`/oauth/grants?client_id=${client_id}`)).body.data as Json[]
+      assert.equal(grant.project_id, project.id)
+      return { client_id, tokens, grant }
+    }
+    const isRefused = (token: string) =>
+      eventually(async () => (await cells.as(token).get('/actors')).status === 401, { within: 5000, what: 'the end' })
+    /** The newest entry of an action, which is at home: the chain of the project is in its cell. */
+    const entryOf = async (action: string, id: string) => {
+      const { data } = (await cells.admin.get(`/audit-log?action=${action}`)).body
+      const entry = data.find(({ resource_public_id }: Json) => resource_public_id === id)
+      assert.equal(entry.project_id, null)
+      return entry
+    }
+
+    it('are given and revoked by the user', async () => {
+      const { tokens, grant } = await granted()
+      assert.equal((await cells.admin.delete(`/oauth/grants/${grant.id}`)).status, 204)
+      await isRefused(tokens.access_token)
+      assert.equal((await entryOf('oauth:RevokeGrant', grant.id)).principal_type, 'user')
+    })
+
+    it('end with a replayed refresh token', async () => {
+      const { client_id, tokens, grant } = await granted()
+      const next = await refresh(front.url, client_id, tokens.refresh_token)
+      assert.equal(next.status, 200)
+      assert.equal((await refresh(front.url, client_id, tokens.refresh_token)).body.error, 'invalid_grant')
+      await isRefused(next.body.access_token)
+      assert.equal((await entryOf('oauth:RevokeGrant', grant.id)).detail.kind, 'refresh_reuse')
+    })
   })
 
   it('a repeated create with an Idempotency-Key makes one project', async () => {

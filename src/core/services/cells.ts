@@ -125,6 +125,13 @@ export class Cells {
     return cell ? requireCell(cell) : this.home
   }
 
+  /** Whether a project is in another cell than home. */
+  isElsewhere(id: string): boolean {
+    const entry = this.#projects.entryOf(id)
+    const number = entry ? this.#cellOf(entry)?.number : cellOfId(id)
+    return !!number && this.all().some(cell => cell.number === number)
+  }
+
   /**
    * Returns the services of the cell that has an item, by the first of some values that is an ID or a token: of the cell that made
    * it, unless a project of that cell has been moved. Then the cells are queried, once per item. Raises CELL_UNAVAILABLE.

@@ -17,6 +17,7 @@ import { requireRelease, stopWhenOutdated } from '../queues/breaking-migrations.
 import { openQueues } from '../queues/queue.ts'
 import { secretBoxOf } from '../secrets/secretbox.ts'
 import { createWriter } from '../writes/writer.ts'
+import { HOME } from './cell.ts'
 
 export type OpenServices = Services & { close(): Promise<void> }
 
@@ -93,12 +94,13 @@ export async function openServices(
     notifier,
     eventMaxBytes: config.EVENT_DATA_MAX_BYTES,
     channelPrefix: channelPrefix(config.DATABASE_LISTEN_URL),
+    isElsewhere: projectId => services.cell?.number === HOME.number && !!services.cells?.isElsewhere(projectId),
     onError: error => log.error({ err: error }, 'after-commit action failed'),
   })
   const readsReplica = options.role === 'web' && !options.of
   const replica = readsReplica ? replicaOf(config, { log, primary: pool, pool: poolOptions }) : null
   const state: ProcessState = new Map()
-  return {
+  const services: OpenServices = {
     cell: options.of?.cell ?? null,
     cells: null,
     home: options.of?.home,
@@ -123,6 +125,7 @@ export async function openServices(
       await pool.end()
     }),
   }
+  return services
 }
 
 /** Returns a function that closes once; later calls wait for the same end. */

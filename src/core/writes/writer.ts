@@ -303,10 +303,12 @@ type OutboxOptions = {
   eventMaxBytes: number
   /** Precedes the channels of notifications; default none. */
   channelPrefix?: string
+  /** Whether a project is in another cell, where its events and the chain of its audit entries are; default never. */
+  isElsewhere?: (projectId: string) => boolean
 }
 
 /** Returns an empty outbox with the writes that it collects. */
-function createCollector({ eventMaxBytes, channelPrefix = '' }: OutboxOptions) {
+function createCollector({ eventMaxBytes, channelPrefix = '', isElsewhere = () => false }: OutboxOptions) {
   const rows: OutboxRows = { events: [], entries: [], invalidations: [], parts: [] }
   const notifications: Notification[] = []
   const messages: QueueMessage[] = []
@@ -326,8 +328,10 @@ function createCollector({ eventMaxBytes, channelPrefix = '' }: OutboxOptions) {
       rows.invalidations.push({ channel: channelPrefix + channel, payload: key })
     },
     audit(entry) {
-      rows.entries.push(entry)
-      outbox.emit(auditEvents, 'created', entry)
+      const isOfDeployment = entry.project_id !== null && isElsewhere(entry.project_id)
+      const own = isOfDeployment ? { ...entry, project_id: null } : entry
+      rows.entries.push(own)
+      outbox.emit(auditEvents, 'created', own)
     },
     afterCommit(action) {
       after.push(action)
