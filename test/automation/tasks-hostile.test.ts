@@ -2,10 +2,11 @@ import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { taskFirings, taskTurns } from '#automation/workflows/tasks/targets.ts'
 import { onSeparateConnection } from '#core/db/pool.ts'
-import { sql } from '#core/db/sql.ts'
+import { rawQuery, sql } from '#core/db/sql.ts'
 import { purgeGeneration } from '#execution/generations/erase/purge.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
+import { LOCK_WAITS } from '../support/postgres.ts'
 import { forSuite } from '../support/suite.ts'
 import { ok, read, startTaskApp, task, until, workflow } from './tasks-support.ts'
 
@@ -205,7 +206,7 @@ describe('hostile workflows', () => {
       await onSeparateConnection(() =>
         app.services.write(other => taskTurns.settled(other, { id: turn } as never, {} as never)),
       )
-      await eventually(() => tx.exists(sql.unsafe`select from pg_locks where not granted`))
+      await eventually(() => tx.exists(rawQuery(LOCK_WAITS)))
     })
     const after = await stands(id)
     assert.deepEqual([after.automation_status, after.last_result], ['completed', null])

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { deleteDeadStreams } from '#conversation/actors/open-streams.ts'
-import { sql } from '#core/db/sql.ts'
+import { rawQuery, sql } from '#core/db/sql.ts'
 import { client, eventually } from '../support/app.ts'
+import { LOCK_WAITS } from '../support/postgres.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { CHAT_ACTIONS, chat, type EndUserClient, endUser, openEndUserStream } from './end-user-support.ts'
 import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
@@ -182,7 +183,7 @@ describe('open streams over several web processes', function () {
       await app.servicesOf(conversation_id).write(async tx => {
         await tx.query(sql.unsafe`select from conversations where id = ${conversation_id} for update`)
         const sent = send(`first ${path}`, controller.signal).catch(() => null)
-        const isWaiting = () => tx.exists(sql.unsafe`select from pg_locks where not granted`)
+        const isWaiting = () => tx.exists(rawQuery(LOCK_WAITS))
         await eventually(isWaiting, { what: 'the request that waits for the lock' })
         controller.abort()
         await sent

@@ -116,6 +116,7 @@ describe('the isolation of projects in several cells', function () {
     params = await populate({
       ...cells,
       pool: services.pool,
+      servicesOf: () => services,
       inCellOf: (_id: string, work: (of: typeof services) => unknown) => work(services),
       anonymous: cells.as(null),
     } as unknown as TestApp)

@@ -60,6 +60,7 @@ describe('a project that is moved', function () {
     const params = await populate({
       ...cells,
       pool: cells.services.pool,
+      servicesOf: () => cells.services,
       inCellOf: (_id: string, work: (services: typeof cells.services) => unknown) => work(cells.services),
       anonymous: cells.as(null),
     } as unknown as TestApp)

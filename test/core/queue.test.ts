@@ -33,7 +33,7 @@ import { startWorkers, type Workers } from '#core/work/worker.ts'
 import { createWriter } from '#core/writes/writer.ts'
 import { modules } from '#modules.ts'
 import { testEnvironment } from '../support/environment.ts'
-import { createDatabase, dropDatabase, tcpUrl } from '../support/postgres.ts'
+import { createDatabase, dropDatabase, LOCK_WAITS, tcpUrl } from '../support/postgres.ts'
 import { fragile, mailbox, recurring, shared, sharedMailbox, tasks } from '../support/queue-fixtures.ts'
 
 describe('queues and workers', function () {
@@ -897,8 +897,8 @@ describe('queues and workers', function () {
         const { takeSlot, handled } = await runWithSlots(2, { projectShare: 1, pollMs: RARELY })
         await queues.send(['a', 'b'].map(id => queueMessage(shared, { id, project_id: 'p' })))
         await until('claiming', async () => {
-          const { n } = await one(`select count(*)::int as n from pg_locks where locktype = 'advisory' and not granted`)
-          return n > 0
+          const { waits } = await one(`select exists (${LOCK_WAITS} and locktype = 'advisory') as waits`)
+          return waits
         })
         const taken = [takeSlot(shared, 'q'), takeSlot(shared, 'q')]
         assert.ok(taken.every(Boolean))
@@ -1357,8 +1357,8 @@ describe('queues and workers', function () {
         const handled: string[] = []
         const workers = await run([handler(tasks, {}, async ({ id }) => void handled.push(id))])
         await until('claiming', async () => {
-          const { n } = await one(`select count(*)::int as n from pg_locks where locktype = 'advisory' and not granted`)
-          return n > 0
+          const { waits } = await one(`select exists (${LOCK_WAITS} and locktype = 'advisory') as waits`)
+          return waits
         })
         const stopped = workers.stop(0)
         await sleep(100)

@@ -141,6 +141,10 @@ async function dropFrom(server: ServerName, name: string): Promise<void> {
   })
 }
 
+/** Selects the waits for locks in a database; tests of other databases of the server have others. */
+export const LOCK_WAITS = `
+  select from pg_locks join pg_stat_activity using (pid) where not granted and datname = current_database()`
+
 /** The admin of databases that are cloned with one. */
 export const ADMIN = { username: 'admin', password: 'correct horse battery' }
 
