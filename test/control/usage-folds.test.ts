@@ -238,7 +238,7 @@ describe('folds of usage', function () {
       async () =>
         (
           await app.rows(
-            `select from pg_stat_activity where wait_event_type = 'Lock' and query like 'delete from projects%'`,
+            `select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like 'delete from projects%'`,
           )
         ).length > 0,
     )

@@ -4,7 +4,7 @@ import { startDouble } from '#local/double/server.ts'
 import { hook } from '../automation/triggers-support.ts'
 import { download, formOf, sendForm } from '../content/file-support.ts'
 import { wire } from '../mcp/support.ts'
-import { client, eventually } from '../support/app.ts'
+import { type Client, client, eventually } from '../support/app.ts'
 import { startCells } from '../support/cells.ts'
 import { REDIRECT, refresh, register, startFront, tokensOf } from '../support/oauth.ts'
 import { createdBy, postedBy } from '../support/replies.ts'
@@ -17,7 +17,7 @@ describe('credentials of a cell', function () {
   const double = forSuite(() => startDouble({}))
   const front = forSuite(startFront)
   const cells = forSuite(async () => {
-    const env = { BASE_URL: front.url, TRUST_PROXY: '1', OAUTH_REFRESH_REUSE_GRACE_SECONDS: '0' }
+    const env = { BASE_URL: front.url, TRUST_PROXY: '1', OAUTH_REFRESH_REUSE_GRACE_SECONDS: '0', STREAMS_MAX: '2' }
     const started = await startCells({ workers: true, env })
     front.targets.push(started.url)
     return started
@@ -26,15 +26,18 @@ describe('credentials of a cell', function () {
   const filename = () => `${Math.random().toString(36).slice(2)}.txt`
   const hello = { bytes: 'hello', name: 'hello.txt' }
 
-  let agent: Json
-  before(async () => {
-    const provider = await postedBy(project.key, '/ai-providers', {
+  const agentOf = async (key: Client): Promise<Json> => {
+    const provider = await postedBy(key, '/ai-providers', {
       name: 'double',
       provider: 'custom',
       default_model: 'double-1',
       base_url: `${double.url}/v1`,
     })
-    agent = await postedBy(project.key, '/agents', { name: 'Helper', ai_provider_id: provider.id })
+    return postedBy(key, '/agents', { name: 'Helper', ai_provider_id: provider.id })
+  }
+  let agent: Json
+  before(async () => {
+    agent = await agentOf(project.key)
   })
 
   it('upload tokens store files where they were issued', async () => {
@@ -88,6 +91,28 @@ describe('credentials of a cell', function () {
       return status
     }
     assert.deepEqual([await open(), await open()], [200, 401])
+  })
+
+  it('streams of all cells count for the limit of a process', async () => {
+    const home = await cells.project('home')
+    const sessions = [
+      { key: home.key, id: (await createdBy(home.key, '/sessions', { agent_id: (await agentOf(home.key)).id })).id },
+      { key: project.key, id: (await createdBy(project.key, '/sessions', { agent_id: agent.id })).id },
+    ]
+    const ending = new AbortController()
+    const open = async ({ key, id }: (typeof sessions)[number]) => {
+      const headers = { authorization: `Bearer ${key.token}` }
+      const reply = await fetch(`${cells.url}/api/v1/sessions/${id}/stream`, { headers, signal: ending.signal })
+      return reply.status
+    }
+    try {
+      // The end of a stream of another test may come later.
+      for (const each of sessions)
+        await eventually(async () => (await open(each)) === 200, { within: 5000, what: 'a free stream' })
+      assert.deepEqual([await open(sessions[0]), await open(sessions[1])], [503, 503])
+    } finally {
+      ending.abort()
+    }
   })
 
   it('hooks of triggers and callbacks of runs arrive', async () => {

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { Agent, request } from 'node:http'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { kinds } from '#core/api/kind.ts'
 import { type Operation, operations } from '#core/api/operation.ts'
 import { rawQuery } from '#core/db/sql.ts'
@@ -204,7 +205,8 @@ describe('the isolation of projects in several cells', function () {
         ({
           name,
         }) => `select '${name}' as name, count(*)::int as count, md5(string_agg(t::text, ' ' order by t::text)) as hash
-          from "${name}" t where t::text ~ 'zzz1' and t::text !~ 'zzz0|audit_entries.created'`,
+          from "${name}" t where t::text !~ 'audit_entries.created'
+            and coalesce(to_jsonb(t) ->> 'project_id' ~ 'zzz1', t::text ~ 'zzz1' and t::text !~ 'zzz0')`,
       )
       found.push(...(await cells.rows(url, parts.join(' union all '))))
     }
@@ -223,9 +225,13 @@ describe('the isolation of projects in several cells', function () {
         return filled
       })
     const address = `${cells.url}/api/v1${fill(path)}`
-    let reply = ''
-    do reply = await exchange(address, operation.method, client.token as string, body && fill(body))
-    while (!isDown && reply.startsWith('503') && reply.includes('CELL_UNAVAILABLE'))
+    const request = () => exchange(address, operation.method, client.token as string, body && fill(body))
+    let reply = await request()
+    // On a busy machine a cell may be late.
+    for (let tries = 1; !isDown && tries < 20 && /^503[^]*CELL_UNAVAILABLE/.test(reply); tries++) {
+      await sleep(250)
+      reply = await request()
+    }
     const whole = [...sent].reduce((rest, id) => rest.replaceAll(id, '<id>'), reply)
     const foreign = (whole.match(MARK) ?? []).filter(each => blind || each !== mark)
     assert.deepEqual(foreign, [], `${caller.name} ${operation.id} ${path}: ${whole}`)
@@ -271,11 +277,18 @@ describe('the isolation of projects in several cells', function () {
   }
 
   it('shows each caller the records of its project only', async () => {
-    for (const caller of callers)
+    for (const caller of callers) {
+      let shown = 0
       await forEach(
         templates.filter(({ operation: { method, stream } }) => method === 'get' && !stream),
-        template => send(template, caller, [], caller.mark),
+        async template => {
+          const reply = await send(template, caller, [], caller.mark)
+          if (reply.startsWith('200') && reply.includes(caller.mark)) shown++
+        },
       )
+      const least = caller.blind ? 0 : caller.narrow ? 3 : 50
+      assert.ok(caller.blind ? shown === 0 : shown >= least, `${caller.name}: ${shown} replies with records`)
+    }
   })
 
   it('has lists without a project whose totals are of the projects of the caller', async () => {
@@ -296,7 +309,7 @@ describe('the isolation of projects in several cells', function () {
 
   it('answers for records of other projects, of both cells, as for unknown IDs', async () => {
     const problems: string[] = []
-    const seen = new Set<string>()
+    const seen = new Map(callers.map(({ name }) => [name, new Set<string>()]))
     const removes = ({ operation }: Template) => operation.method === 'delete'
     const writes = templates.filter(({ operation }) => !operation.reads)
     const ordered = [...writes.filter(each => !removes(each)), ...writes.filter(removes)]
@@ -305,17 +318,15 @@ describe('the isolation of projects in several cells', function () {
       [HOME, SECOND].map(async mark => {
         for (const caller of callers.filter(each => each.mark === mark)) {
           const check = async (each: Template) =>
-            problems.push(...(await compare(each, caller, groupsOf(each.operation, mark), seen)))
+            problems.push(...(await compare(each, caller, groupsOf(each.operation, mark), seen.get(caller.name))))
           await forEach(reads, check)
           for (const each of ordered) await check(each)
         }
       }),
     )
     assert.deepEqual(problems, [])
-    assert.ok(seen.has('404') && seen.has('403'))
-  })
-
-  it('changes nothing of other projects', async () => {
+    for (const { name, narrow } of callers) assert.ok(seen.get(name)?.has(narrow ? '403' : '404'), name)
+    // Nothing of other projects has changed.
     assert.ok(untouched.filter(({ count }) => count > 0).length > 80)
     assert.deepEqual(await foreignRows(), untouched)
   })

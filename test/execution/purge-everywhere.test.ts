@@ -187,7 +187,7 @@ describe('a purge', function () {
             await onSeparateConnection(() =>
               services.pool.query(
                 rawQuery(
-                  `select from pg_stat_activity where wait_event_type = 'Lock' and query like '%idempotency_keys set status%'`,
+                  `select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%idempotency_keys set status%'`,
                 ),
               ),
             )

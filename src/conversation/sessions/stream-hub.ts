@@ -29,7 +29,7 @@ class SessionStreams {
   readonly #services: Services
   readonly #feeds = new Map<string, SessionFeed>()
   readonly #readers = new Set<SessionReader>()
-  readonly #ofProcess: Set<SessionReader>
+  readonly #processReaders: Set<SessionReader>
   /** Counts streams by project; streams of end users are also counted with their calls. */
   readonly #open: ReturnType<typeof openStreams>
   readonly #unlisten: (() => void) & { ready: Promise<void> }
@@ -44,7 +44,7 @@ class SessionStreams {
     const periodMs = config.STREAM_PING_INTERVAL_MS
     this.#checkAll = exclusiveLoop('session streams', { periodMs, log }, () => this.#checkReaders())
     this.#open = openStreams(services)
-    this.#ofProcess = streamsOfProcess(services)
+    this.#processReaders = streamsOfProcess(services)
     // Before the own subscription, which is confirmed after this one.
     liveTurns(services)
     this.#unlisten = services.notifications.listen(SESSION_CHANNEL, payload => this.#onNotified(payload), {
@@ -58,11 +58,11 @@ class SessionStreams {
    */
   async open({ caller, recheck, resource, request }: OpenContext, after: number | null): Promise<SessionReader> {
     const { pool, config } = this.#services
-    if (this.#ofProcess.size >= config.STREAMS_MAX)
+    if (this.#processReaders.size >= config.STREAMS_MAX)
       throw serviceNotReady({ streams: 'limit reached' }, { retryAfterSeconds: RETRY_AFTER_SECONDS })
     const reader = new SessionReader(resource, { caller, recheck }, closed => this.#close(closed))
     this.#readers.add(reader)
-    this.#ofProcess.add(reader)
+    this.#processReaders.add(reader)
     request.onRevoked = () => void this.#checkRevoked(reader)
     this.#timer ??= withoutTenant(() =>
       setInterval(() => void this.#check(true), config.STREAM_PING_INTERVAL_MS),
@@ -110,7 +110,7 @@ class SessionStreams {
   #close(reader: SessionReader): void {
     const { id, project_id } = reader.session
     if (!this.#readers.delete(reader)) return
-    this.#ofProcess.delete(reader)
+    this.#processReaders.delete(reader)
     if (reader.counted) this.#open.end(project_id)
     const feed = this.#feeds.get(id)
     feed?.remove(reader)

@@ -46,6 +46,7 @@ export async function requireConnections(config: Pick<Config, 'DATABASE_URL' | '
     const first = await connect(sessionSettings(config.DATABASE_URL))
     await requireSettings(first, parseDatabaseUrl(config.DATABASE_URL).schema)
     const second = await connect(sessionSettings(config.DATABASE_URL))
+    await requireNoPruning(first, second)
     if (!(await arePreparedStatementsKept(first, second))) throw new ConfigError('DATABASE_URL', PREPARED)
     const listener = await connect({ connectionString: config.DATABASE_LISTEN_URL })
     if (!(await isNotified(listener, first))) throw new ConfigError('DATABASE_LISTEN_URL', NOT_NOTIFIED)
@@ -78,20 +79,45 @@ const SETTINGS: Record<string, RequiredSetting> = {
 async function requireSettings(client: DatabaseClient, schema: string | null): Promise<void> {
   const required: Record<string, RequiredSetting> = { ...SETTINGS }
   if (schema !== null) required.search_path = { value: schema, accepts: value => value === schema }
-  const values = Object.keys(required).map(name => `current_setting('${name}') as ${name}`)
-  const { rows } = await client.query(`
-    select ${values.join(', ')}, pg_backend_pid() as session, current_setting('server_version') as version,
-      (select reset_val from pg_settings where name = 'enable_partition_pruning') as enable_partition_pruning`)
-  // A pooler reports another session ID, and may execute later statements in a session that was not set.
-  if (hasFaultyPruning(rows[0].version) && rows[0].session !== client.sessionId)
-    required.enable_partition_pruning = { value: 'off', accepts: value => value === 'off' }
-  const dropped = Object.keys(required).filter(name => !required[name].accepts(rows[0][name]))
-  if (dropped.length === 0) return
-  const fixes = dropped.map(name => `alter role ${client.user} set ${name} to '${required[name].value}'`)
-  throw new ConfigError(
+  const names = Object.keys(required)
+  const { rows } = await client.query(`select ${names.map(name => `current_setting('${name}') as ${name}`).join(', ')}`)
+  const dropped = names.filter(name => !required[name].accepts(rows[0][name]))
+  if (dropped.length > 0)
+    throw droppedError(
+      client,
+      dropped.map(name => [name, required[name].value]),
+    )
+}
+
+const droppedError = (
+  { user }: DatabaseClient,
+  dropped: readonly (readonly [name: string, value: string])[],
+): ConfigError => {
+  const fixes = dropped.map(([name, value]) => `alter role ${user} set ${name} to '${value}'`)
+  const names = dropped.map(([name]) => name).join(', ')
+  return new ConfigError(
     'DATABASE_URL',
-    `the pooler drops ${dropped.join(', ')}: ${fixes.join('; ')}; then RECONNECT in the console of the pooler, whose open connections keep the previous settings`,
+    `the pooler drops ${names}: ${fixes.join('; ')}; then RECONNECT in the console of the pooler, whose open connections keep the previous settings`,
   )
+}
+
+/**
+ * Requires that pruning is off in all sessions of the role, where a pooler executes later statements in other sessions than the one
+ * that the client has set.
+ * @param second a client with an open transaction, which keeps a pooler from giving its session to the next statement of `first`
+ */
+async function requireNoPruning(first: DatabaseClient, second: DatabaseClient): Promise<void> {
+  const facts = `
+    select pg_backend_pid() as session, current_setting('server_version') as version, reset_val as pruning
+    from pg_settings where name = 'enable_partition_pruning'`
+  const before = (await first.query(facts)).rows[0]
+  await second.query('begin')
+  await second.query('select')
+  const after = (await first.query(facts)).rows[0]
+  await second.query('commit')
+  const isShared = before.session !== after.session
+  if (isShared && hasFaultyPruning(after.version) && after.pruning !== 'off')
+    throw droppedError(first, [['enable_partition_pruning', 'off']])
 }
 
 /** Whether each client keeps its prepared statements to itself, whatever sessions a pooler assigns. */

@@ -5,7 +5,7 @@ import { booleanQuery, type PageBody } from '../api/lists.ts'
 import type { Context, Operation, OperationResult } from '../api/operation.ts'
 import { parse } from '../api/validate.ts'
 import { raiseInvalid } from '../base/errors.ts'
-import { type Cell, namingCell, requireCell, unavailableCell } from '../services/cell.ts'
+import { type Cell, raiseUnavailable, requireCell, unavailableCellName } from '../services/cell.ts'
 import type { Cells } from '../services/cells.ts'
 import { type Invocation, openInvocation } from './invocation.ts'
 import { MergeOrder, mergedPage } from './merged-lists.ts'
@@ -35,7 +35,7 @@ export async function executeEverywhere(inv: Invocation, cells: Cells, execute: 
     const { caller } = context as Context
     const readCell: CellRead = (cell, read) =>
       cell.number === 0
-        ? namingCell(cell, () => read(context))
+        ? raiseUnavailable(cell, () => read(context))
         : readOtherCell(
             cell,
             { ...inv, call: { ...call, identify: identifyOnce(caller, call.identify) } },
@@ -104,7 +104,7 @@ async function withoutMissing(
       const body = await read(rest)
       return missing.length > 0 ? { ...body, meta: { missing_cells: missing } } : body
     } catch (error) {
-      const name = unavailableCell(error)
+      const name = unavailableCellName(error)
       if (!isPartial || name === null || rest.length === 1) throw error
       missing.push(name)
     }

@@ -223,7 +223,10 @@ const QUEUE_IDLE_MS = 600_000
  */
 const SUPERVISION_SECONDS = 300
 
-/** Interval at which pg-boss reads the queues again, whose options do not change while a process runs. */
+/**
+ * Interval at which pg-boss reads its queues again. Sends use the table, policy and `notify` of a queue, which never change; the
+ * insert itself reads the other options, which `muster migrate` may change.
+ */
 const QUEUE_CACHE_SECONDS = 3600
 
 /** Bound of a statement of pg-boss's maintenance. */
@@ -308,8 +311,8 @@ const deadLetterColumns = `j.id, coalesce(j.source_name, regexp_replace(j.name, 
   j.created_on as died_at`
 
 /**
- * Returns a function that builds a prepared statement for the executor of the queues: pg-boss passes the text to pg unchanged,
- * and pg accepts a named statement in place of a text.
+ * Returns a function that returns a prepared statement for the executor of the queues, which pg may change: pg-boss passes the text
+ * to pg unchanged, and pg accepts a named statement in place of a text.
  */
 export const namedStatement = (name: string, text: string, more: { limitMs?: number } = {}): (() => string) => {
   const statement = { name, text, ...more }

@@ -37,12 +37,12 @@ export const inCellOf = <T>({ cell }: Pick<Services, 'cell'>, work: () => T): T 
 export const cellUnavailable = ({ name }: Pick<Cell, 'name'>, cause?: unknown): AppError =>
   new AppError('CELL_UNAVAILABLE', { cause, meta: { cell: name }, headers: { 'Retry-After': '5' } })
 
-/** Name of the cell of CELL_UNAVAILABLE; null for other errors. */
-export const unavailableCell = (error: unknown): string | null =>
+/** Returns the name of the cell in a CELL_UNAVAILABLE error; null for other errors. */
+export const unavailableCellName = (error: unknown): string | null =>
   error instanceof AppError && error.code === 'CELL_UNAVAILABLE' ? String(error.meta?.cell) : null
 
 /** Raises CELL_UNAVAILABLE in place of an error of an unavailable database. */
-export async function namingCell<T>(cell: Pick<Cell, 'name'>, work: () => Promise<T>): Promise<T> {
+export async function raiseUnavailable<T>(cell: Pick<Cell, 'name'>, work: () => Promise<T>): Promise<T> {
   try {
     return await work()
   } catch (error) {

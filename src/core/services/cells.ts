@@ -125,11 +125,12 @@ export class Cells {
     return cell ? requireCell(cell) : this.home
   }
 
-  /** Whether a project is in another cell than home. */
-  isElsewhere(id: string): boolean {
-    const entry = this.#projects.entryOf(id)
-    const number = entry ? this.#cellOf(entry)?.number : cellOfId(id)
-    return !!number && this.all().some(cell => cell.number === number)
+  /** Whether a project is in another cell than home, or is being moved. */
+  isInOtherCell(id: string): boolean {
+    const entry = this.#projects.find(id)
+    if (entry) return entry.cell !== null || entry.moving_to !== null
+    const number = cellOfId(id)
+    return number !== HOME.number && this.all().some(cell => cell.number === number)
   }
 
   /**

@@ -10,7 +10,7 @@ import { onSeparateConnection } from '../db/pool.ts'
 import { type Fragment, type Queryable, rawFragment, sql } from '../db/sql.ts'
 import { withoutTenant } from '../db/tenant-context.ts'
 import { isolateFailures } from '../work/sweeps.ts'
-import { namingCell, unavailableCell } from './cell.ts'
+import { raiseUnavailable, unavailableCellName } from './cell.ts'
 import { readCells, sealedForCell } from './cell-directory.ts'
 import type { Cells } from './cells.ts'
 import { copyRows, findDifferences, HOME_TABLES, type HomeTable, type Side } from './copied-rows.ts'
@@ -47,7 +47,8 @@ export const ownRows = ({ cell }: Pick<Services, 'cell'>): Fragment | null =>
 
 /**
  * Reads rows that belong to the deployment or to projects of all cells: at home with `db`, and in each other cell, whose copies
- * `read` leaves out. Raises CELL_UNAVAILABLE if a cell does not answer, unless the result may be partial.
+ * `read` leaves out. Raises CELL_UNAVAILABLE if the database of a cell is unavailable, unless the result may be partial; other
+ * errors are raised in both cases.
  */
 export async function readEverywhere<T>(
   { cell, cells }: Pick<Services, 'cell' | 'cells'>,
@@ -60,9 +61,9 @@ export async function readEverywhere<T>(
     try {
       const { pool } = (cells as Cells).numbered(there.number)
       // Not the pool of home's transaction: work in a cell that holds a connection never waits for one of home.
-      return [await namingCell(there, () => onSeparateConnection(() => read(pool, false)))]
+      return [await raiseUnavailable(there, () => onSeparateConnection(() => read(pool, false)))]
     } catch (error) {
-      if (partial && unavailableCell(error) !== null) return []
+      if (partial && unavailableCellName(error) !== null) return []
       throw error
     }
   }

@@ -94,7 +94,8 @@ export async function openServices(
     notifier,
     eventMaxBytes: config.EVENT_DATA_MAX_BYTES,
     channelPrefix: channelPrefix(config.DATABASE_LISTEN_URL),
-    isElsewhere: projectId => services.cell?.number === HOME.number && !!services.cells?.isElsewhere(projectId),
+    // Called by writes only, when the services are open.
+    isInOtherCell: id => services.cell?.number === HOME.number && !!services.cells?.isInOtherCell(id),
     onError: error => log.error({ err: error }, 'after-commit action failed'),
   })
   const readsReplica = options.role === 'web' && !options.of

@@ -64,9 +64,14 @@ export class ProjectEntries {
     return this.#text === before ? 'same' : 'changed'
   }
 
+  /** Returns the entry of a project, also while it is being moved; undefined if it is where its ID says. */
+  find(id: string): ProjectEntry | undefined {
+    return this.#entries.get(id)
+  }
+
   /** Returns the entry of a project, undefined if it is where its ID says. Raises CELL_UNAVAILABLE while it is being moved. */
   entryOf(id: string): ProjectEntry | undefined {
-    const entry = this.#entries.get(id)
+    const entry = this.find(id)
     if (entry && entry.moving_to !== null) throw projectOnTheWay()
     return entry
   }

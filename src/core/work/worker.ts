@@ -137,12 +137,13 @@ const STOP_MS = 1000
 const SEND_RETRY_MS = [0, 1000, 5000]
 const SEND_FOR_MS = 900_000
 
-/** Time over which the processes of a deployment spread the sending of an instant: most of them find its messages stored. */
+/** Period over which workers spread their sends for an instant, so that most of them find its messages already stored. */
 const SPREAD_MS = 250
 
 /**
- * Wakes the consumer of a queue in this process. Returns false if there is none. The other workers find a message that this
- * process cannot claim in their next poll: waking all of them for one message would be most of their work while they are idle.
+ * Makes the consumer of a queue in this process claim. Returns false if there is none. Other workers are not notified: claiming
+ * and polling after each message of a schedule would be most of the work of idle ones. Their next poll finds a message that this
+ * process cannot claim.
  */
 type WakeHere = (queue: string) => boolean
 
@@ -189,7 +190,7 @@ function startScheduleGroup(
           // Every worker computes the same ID, so the message is stored once.
           id: uuidOf(`${queue.name} ${name} ${instant.toISOString()}`),
         }))
-        if (messages.length > 0 && !signal.aborted) await sendOnce(messages)
+        if (messages.length > 0 && !signal.aborted) await sendUnstored(messages)
         return
       } catch (error) {
         if (tries === 0)
@@ -198,9 +199,10 @@ function startScheduleGroup(
     }
   }
 
-  const sendOnce = async (messages: (QueueMessage & { id: string })[]) => {
+  const sendUnstored = async (messages: (QueueMessage & { id: string })[]) => {
     const unstored = await filterUnstored(queues.db, messages)
     if (unstored.length === 0) return
+    // No message of a schedule is delayed: each notification is about a due one.
     for (const { payload } of await queues.insert(queues.db, unstored))
       if (!wakeHere(payload)) queues.wake(payload, 'now')
   }

@@ -303,12 +303,12 @@ type OutboxOptions = {
   eventMaxBytes: number
   /** Precedes the channels of notifications; default none. */
   channelPrefix?: string
-  /** Whether a project is in another cell, where its events and the chain of its audit entries are; default never. */
-  isElsewhere?: (projectId: string) => boolean
+  /** Whether a project is in another cell than the tables; default never. */
+  isInOtherCell?: (projectId: string) => boolean
 }
 
 /** Returns an empty outbox with the writes that it collects. */
-function createCollector({ eventMaxBytes, channelPrefix = '', isElsewhere = () => false }: OutboxOptions) {
+function createCollector({ eventMaxBytes, channelPrefix = '', isInOtherCell = () => false }: OutboxOptions) {
   const rows: OutboxRows = { events: [], entries: [], invalidations: [], parts: [] }
   const notifications: Notification[] = []
   const messages: QueueMessage[] = []
@@ -328,10 +328,11 @@ function createCollector({ eventMaxBytes, channelPrefix = '', isElsewhere = () =
       rows.invalidations.push({ channel: channelPrefix + channel, payload: key })
     },
     audit(entry) {
-      const isOfDeployment = entry.project_id !== null && isElsewhere(entry.project_id)
-      const own = isOfDeployment ? { ...entry, project_id: null } : entry
-      rows.entries.push(own)
-      outbox.emit(auditEvents, 'created', own)
+      const isOfCell = entry.project_id !== null && isInOtherCell(entry.project_id)
+      // The chain of the project is in its cell, where this transaction cannot write: the entry joins the chain of the deployment.
+      const stored = isOfCell ? { ...entry, project_id: null } : entry
+      rows.entries.push(stored)
+      outbox.emit(auditEvents, 'created', stored)
     },
     afterCommit(action) {
       after.push(action)

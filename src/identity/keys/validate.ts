@@ -70,7 +70,7 @@ export async function validateKeyFields(
   if (project_id === null && services.cell?.number) raiseOtherCell()
   if (project_id && project_id !== stored?.project_id) {
     if (!canSeeProject(caller, project_id)) raise('FORBIDDEN', { meta: { action } })
-    if (services.cells && services.cells.ofProject(project_id) !== services) raiseOtherCell()
+    if (services.cells && services.cells.ofProject(project_id).cell?.number !== services.cell?.number) raiseOtherCell()
     if (!isIdOf(projectKind, project_id) || !(await lockProject(tx, project_id))) {
       if (isAdmin(caller)) raise('RESOURCE_NOT_FOUND', { meta: { id: project_id } })
       raise('FORBIDDEN', { meta: { action } })

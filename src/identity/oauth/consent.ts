@@ -165,11 +165,12 @@ export function requireActionScopes(services: Pick<Services, 'state'>, selection
 
 async function requireProject(services: Services, db: Queryable, caller: Caller, id: string): Promise<void> {
   if (!canSeeProject(caller, id)) raise('FORBIDDEN', { meta: { action: 'oauth:GrantConsent' } })
-  const cell = services.cells?.ofProject(id)
   const isIn = (reader: Queryable) => reader.exists(idStatement`select id from projects where id = ${id} for key share`)
+  const cell = services.cells?.ofProject(id)
+  const isHere = !cell || cell === services.cells?.home
+  // The lock in another cell ends with the statement; a sweep deletes grants of projects that are deleted there.
   const exists =
-    isIdOf(kinds.get('project'), id) &&
-    (await (cell && cell !== services.cells?.home ? onSeparateConnection(() => isIn(cell.pool)) : isIn(db)))
+    isIdOf(kinds.get('project'), id) && (await (isHere ? isIn(db) : onSeparateConnection(() => isIn(cell.pool))))
   if (!exists) raise('RESOURCE_NOT_FOUND', { meta: { id } })
 }
 

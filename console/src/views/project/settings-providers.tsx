@@ -147,7 +147,7 @@ function ProviderEdit({ provider, onDone }: { provider: AiProvider; onDone: () =
 function Embeddings() {
   const config = useQuery({
     queryKey: ['embeddings'],
-    queryFn: async ({ signal }) => getEmbeddingConfig(api, {}, { signal }),
+    queryFn: async ({ signal }) => getEmbeddingConfig(api, { partial: true }, { signal }),
   })
   return (
     <Section title={texts.embeddings}>
