@@ -650,7 +650,7 @@ print(json.dumps(problems))`,
       const { page, problems } = await open('/docs')
       await page.keyboard.press('/')
       await page.keyboard.type('localhost tool blocked')
-      const [first] = await page.locator('.results a').all()
+      const first = page.locator('.results a').first()
       await first.getByText('fails with TOOL_EGRESS_BLOCKED').waitFor()
       assert.ok((await first.locator('mark').allInnerTexts()).includes('localhost'))
       await page.keyboard.press('ArrowDown')
