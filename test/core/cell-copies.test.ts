@@ -210,6 +210,21 @@ describe('copies of the rows of home in the same database', function () {
     assert.equal(attachments.total, 3)
   })
 
+  it('do not hide a fault of a cell behind its name', async () => {
+    const { policy } = await member('gina')
+    await inSecond('alter table webhooks rename to webhooks_of_test')
+    try {
+      for (const reply of [
+        await cells.admin.get(`/policies/${policy}/attachments`),
+        await cells.admin.delete(`/policies/${policy}`),
+      ])
+        assert.deepEqual(refusalOf(reply), [500, 'INTERNAL_ERROR'])
+    } finally {
+      await inSecond('alter table webhooks_of_test rename to webhooks')
+    }
+    assert.equal((await cells.admin.get(`/policies/${policy}/attachments`)).status, 200)
+  })
+
   it('of grants are deleted with their project, and the grant at home by a sweep', async () => {
     const projects = [await cells.project('home'), await cells.project('second')]
     for (const [index, { id }] of projects.entries())

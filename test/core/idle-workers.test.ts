@@ -1,6 +1,5 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
-import { once } from 'node:events'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { loadConfig } from '#config.ts'
 import { silentLog } from '#core/base/log.ts'
@@ -23,7 +22,7 @@ import { testEnvironment } from '../support/environment.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 import { tasks } from '../support/queue-fixtures.ts'
 
-describe('statements of idle workers', function () {
+describe('idle workers', function () {
   this.timeout(60_000)
   let databaseUrl: string
   let notifier: Notifier
@@ -63,12 +62,11 @@ describe('statements of idle workers', function () {
     while (!isDone(notified)) await sleep(10)
     await workers.stop(0)
     // Notifications arrive in their order: all before this one have.
-    const barrier = new EventTarget()
-    const last = listen.listen('test_barrier', () => void barrier.dispatchEvent(new Event('reached')))
+    const barrier = Promise.withResolvers<void>()
+    const last = listen.listen('test_barrier', () => barrier.resolve())
     await last.ready
-    const reached = once(barrier, 'reached')
     notifier.notify({ channel: 'test_barrier', payload: '' })
-    await reached
+    await barrier.promise
     last()
     unsubscribe()
     return notified
