@@ -2,7 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { Config } from '#core/base/config.ts'
 import { requireConnections } from '#core/db/connections.ts'
 import { addressOf } from '#core/db/database-url.ts'
-import { listTablesWithoutMonth } from '#core/db/months.ts'
+import { firstOfMonth, listTablesWithoutMonth } from '#core/db/months.ts'
 import { openPool, type Pool } from '#core/db/pool.ts'
 import { readPrimaryFacts, replicaFacts, replicaProblem } from '#core/db/replica-facts.ts'
 import { migrationNames, OutdatedReleaseError, requireRelease } from '#core/queues/breaking-migrations.ts'
@@ -14,7 +14,6 @@ import { listAppliedMigrations, readServerFacts } from './store.ts'
 const MIN_SERVER_VERSION = 150_000
 export const SKEW_WARN_MS = 1000
 const SKEW_FAIL_MS = 30_000
-const MONTH_MS = 30 * 86_400_000
 
 /** Checks the version and the clock of a server. */
 export async function checkServer(pool: Pool, address: string): Promise<Check[]> {
@@ -99,7 +98,7 @@ export async function checkMigrations(pool: Pool): Promise<Check> {
 
 /** Checks that the sweeps make partitions ahead of time. */
 export async function checkMonths(pool: Pool): Promise<Check[]> {
-  const tables = await listTablesWithoutMonth(pool, new Date(Date.now() + MONTH_MS))
+  const tables = await listTablesWithoutMonth(pool, firstOfMonth(new Date(), 1))
   return tables.map(table => ({
     name: 'months',
     status: 'warn',

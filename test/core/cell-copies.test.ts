@@ -210,8 +210,8 @@ describe('copies of the rows of home in the same database', function () {
     assert.equal(attachments.total, 3)
   })
 
-  it('do not hide a fault of a cell behind its name', async () => {
-    const { policy } = await member('gina')
+  it('do not report a fault of a cell as its absence', async () => {
+    const { policy } = await member('faulty')
     await inSecond('alter table webhooks rename to webhooks_of_test')
     try {
       for (const reply of [

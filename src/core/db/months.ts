@@ -49,7 +49,8 @@ export const LOCK_PAST_MONTHS = `select from pg_advisory_xact_lock_shared(${PAST
 export const lockPastMonths = (tx: Transaction): Promise<unknown> =>
   tx.query(voidStatement`${rawFragment(LOCK_PAST_MONTHS)}`)
 
-const firstOfMonth = (time: Date, offset = 0): Date =>
+/** Returns the start of the month of a time in UTC, or of a later one. */
+export const firstOfMonth = (time: Date, offset = 0): Date =>
   new Date(Date.UTC(time.getUTCFullYear(), time.getUTCMonth() + offset))
 
 const DAY_MS = 86_400_000
