@@ -58,13 +58,9 @@ export async function openServices(
   })
   const abandoned = cancelAbandonedStatements()
   const notifier = openNotifier({ databaseUrl: config.DATABASE_LISTEN_URL, applicationName, log })
-  // Minus two connections: to listen and to notify.
-  const connections = Math.max(2, config.DATABASE_POOL_MAX - queueConnections - 2)
   const poolOptions = {
-    connections,
+    ...poolSizes(config.DATABASE_POOL_MAX - queueConnections),
     applicationName,
-    // At least two of three: with one, a statement that waits for a lock would block its whole project.
-    perTenant: Math.max(Math.min(2, connections - 1), Math.floor(connections / 3)),
     strict: options.strict,
     spans: config.OTEL_DB_SPANS && isTracing(),
     onRoundTrip: options.onRoundTrip,
@@ -127,6 +123,14 @@ export async function openServices(
     }),
   }
   return services
+}
+
+/** Returns the connections of the pool, and those for one project, out of all but the connections of the queues. */
+function poolSizes(most: number): { connections: number; perTenant: number } {
+  // Minus two connections: to listen and to notify.
+  const connections = Math.max(2, most - 2)
+  // At least two of three: with one, a statement that waits for a lock would block its whole project.
+  return { connections, perTenant: Math.max(Math.min(2, connections - 1), Math.floor(connections / 3)) }
 }
 
 /** Returns a function that closes once; later calls wait for the same end. */
