@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { operations } from '#core/api/operation.ts'
 import { DatabaseClient } from '#core/db/pg-client.ts'
 import { rawQuery } from '#core/db/sql.ts'
@@ -79,6 +80,17 @@ describe('a project that is moved', function () {
     assert.equal((await cells.admin.delete(`/shares/${params.share_id}?force=true`)).status, 204)
     delete params.share_id
     const paths = pathsOf(params)
+    // The last use of a key and usage are written later than their calls.
+    const written = async () =>
+      JSON.stringify([[...(await readAll(cells.admin, paths))], await countsOf(cells, cells.home, id)])
+    await eventually(
+      async () => {
+        const before = await written()
+        await sleep(3000)
+        return before === (await written())
+      },
+      { within: 60_000, what: 'the writes that follow calls' },
+    )
     for (const to of ['second', 'home']) {
       const [here, there] = to === 'home' ? [cells.home, cells.second] : [cells.second, cells.home]
       const before = await readAll(cells.admin, paths)
