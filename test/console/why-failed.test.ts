@@ -103,7 +103,11 @@ describe('why turns failed, in the console', function () {
     await page.keyboard.press('Enter')
     await rows(page).filter({ hasText: failed }).waitFor()
     await focusOn(endUser(page))
+    // The options before the search would lose their mark when its result arrives.
+    const found = page.waitForResponse(response => response.url().includes('search=crm-7'))
     await page.keyboard.type('crm-7')
+    await found
+    await page.evaluate('new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))')
     await page.getByRole('option', { name: 'Ada (crm-7)' }).waitFor()
     await choose(page, 'Ada (crm-7)')
     await shows(page, [answered])
