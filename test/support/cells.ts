@@ -12,7 +12,7 @@ import { type OpenServices, openServices } from '#core/services/lifecycle.ts'
 import { bootstrapAdmin } from '#identity/users/bootstrap.ts'
 import { issueUserToken } from '#identity/users/sign-in.ts'
 import { findFreePort, startEmbedded } from '#local/postgres.ts'
-import { ADMIN, type Client, client } from './app.ts'
+import { ADMIN, type Client, client, eventually } from './app.ts'
 import { testEnvironment } from './environment.ts'
 import { cloneTemplate } from './postgres.ts'
 import { startProcess, type TestProcess } from './processes.ts'
@@ -63,6 +63,14 @@ const processesOf = (pid: number): number[] => [
   ...fs.readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ').filter(Boolean).map(Number),
 ]
 
+const hasEnded = (pid: number): boolean => {
+  try {
+    return /\) Z /.test(fs.readFileSync(`/proc/${pid}/stat`, 'utf8'))
+  } catch {
+    return true
+  }
+}
+
 /** Two servers, of which the second can be killed and started again. */
 async function twoServers(): Promise<Databases> {
   const start = async (name: string) => {
@@ -79,7 +87,11 @@ async function twoServers(): Promise<Databases> {
     const pid = () => Number.parseInt(fs.readFileSync(path.join(options.dir, 'postmaster.pid'), 'utf8'), 10)
     return {
       url: server.url,
-      kill: async () => process.kill(pid(), 'SIGQUIT'),
+      kill: async () => {
+        const killed = pid()
+        process.kill(killed, 'SIGQUIT')
+        await eventually(() => hasEnded(killed), { every: 5 })
+      },
       silence: (isSilent = true) => {
         for (const each of processesOf(pid())) process.kill(each, isSilent ? 'SIGSTOP' : 'SIGCONT')
       },
