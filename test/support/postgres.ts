@@ -287,11 +287,8 @@ async function urlOfDatabase(name: string, server: ServerName): Promise<string> 
 
 type Administrator = { query(text: string, values?: unknown[]): Promise<pg.QueryResult> }
 
-const administer = async <T>(server: ServerName, work: (client: Administrator) => Promise<T>): Promise<T> =>
-  onConnection(await serverUrl(server), work)
-
-async function onConnection<T>(connectionString: string, work: (client: Administrator) => Promise<T>): Promise<T> {
-  const client = new pg.Client({ connectionString, connectionTimeoutMillis: 10_000 })
+async function administer<T>(server: ServerName, work: (client: Administrator) => Promise<T>): Promise<T> {
+  const client = new pg.Client({ connectionString: await serverUrl(server), connectionTimeoutMillis: 10_000 })
   await client.connect()
   try {
     // With a separate callback a statement is not watched for silence: copying a database may take long.
