@@ -13,7 +13,7 @@ const read = (path: unknown) => ({ input_mapping: { x: { var: path } } })
 const input = 'input.x'
 
 describe('validation of orchestrations', () => {
-  const app = forSuite(startApp)
+  const app = forSuite(() => startApp({ together: true }))
   let key: Client
   let maker: Client
   let projectId: string

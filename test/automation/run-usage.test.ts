@@ -45,7 +45,7 @@ const SNAPSHOT = `
 
 describe('usage of runs', function () {
   this.timeout(120_000)
-  const app = forSuite(startRunApp)
+  const app = forSuite(() => startRunApp({ together: true }))
   const clients: pg.Client[] = []
   const connected = async (): Promise<pg.Client> => {
     const client = new pg.Client({

@@ -148,9 +148,9 @@ describe('runs and lost workers', function () {
     first.child.kill('SIGTERM')
     await eventually(() => first.output.some(line => line.includes('shutdown started')))
     const beats = async () =>
-      (await app.pool.oneFirst(
-        sql.unsafe`select count(*)::int from worker_heartbeats where holder is not null`,
-      )) as number
+      (await app
+        .servicesOf(app.projectId)
+        .pool.oneFirst(sql.unsafe`select count(*)::int from worker_heartbeats where holder is not null`)) as number
     // Long enough for the second to miss five heartbeats.
     await new Promise(resolve => setTimeout(resolve, 3000))
     assert.equal(await beats(), 2)

@@ -16,7 +16,7 @@ const FANOUT = 12
 describe('event triggers', function () {
   this.timeout(60_000)
   const app = forSuite(() =>
-    startTriggerApp({ actions: [...ACTIONS, 'projects:*'], env: { EVENT_FANOUT_MAX: String(FANOUT) } }),
+    startTriggerApp({ together: true, actions: [...ACTIONS, 'projects:*'], env: { EVENT_FANOUT_MAX: String(FANOUT) } }),
   )
   let key: Client
   let tool: { target_type: string; target_id: string }

@@ -1,5 +1,5 @@
 import net from 'node:net'
-import { tcpUrl } from '../support/postgres.ts'
+import { tcpUrl } from '../support/environment.ts'
 
 /** What clients sent through the proxy since the last `take`: how often each statement was sent, the most frequent first. */
 type CountingProxy = {

@@ -6,8 +6,9 @@ import { addressOf, parseDatabaseUrl, withParameters } from '#core/db/database-u
 import { DatabaseClient } from '#core/db/pg-client.ts'
 import { migrate } from '#core/queues/migrate.ts'
 import { openQueues } from '#core/queues/queue.ts'
+import { tcpUrl } from '../support/environment.ts'
 import { muster } from '../support/hosts.ts'
-import { cloneTemplate, quietPort, tcpUrl } from '../support/postgres.ts'
+import { cloneTemplate, quietPort } from '../support/postgres.ts'
 import { startProcess } from '../support/processes.ts'
 
 describe('the URL of the database', function () {

@@ -12,8 +12,9 @@ import { DatabaseUnresponsiveError } from '#core/db/database-errors.ts'
 import { watchServer } from '#core/db/server-watchdog.ts'
 import { sql } from '#core/db/sql.ts'
 import { client, eventually, startApp, type TestApp } from '../support/app.ts'
+import { tcpUrl } from '../support/environment.ts'
 import { scrape } from '../support/metrics.ts'
-import { cloneTemplate, tcpUrl } from '../support/postgres.ts'
+import { cloneTemplate } from '../support/postgres.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 
 /** A relay before PostgreSQL that can break like a network does. */

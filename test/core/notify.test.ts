@@ -6,7 +6,8 @@ import pg from 'pg'
 import { silentLog } from '#core/base/log.ts'
 import { type Notifications, openNotifications } from '#core/db/notify.ts'
 import { countStatements } from '../bench/http.ts'
-import { serverUrl, tcpUrl } from '../support/postgres.ts'
+import { tcpUrl } from '../support/environment.ts'
+import { serverUrl } from '../support/postgres.ts'
 
 describe('core/notify', () => {
   const channel = `Test "channel" ${process.pid}`

@@ -1,29 +1,20 @@
 import assert from 'node:assert/strict'
-import { type ChildProcess, spawn, spawnSync } from 'node:child_process'
+import type { ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
-import fs from 'node:fs'
-import { tmpdir } from 'node:os'
-import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
+import { z } from 'zod'
 import { ConfigError } from '#core/base/config.ts'
 import { requireConnections } from '#core/db/connections.ts'
 import { hasFaultyPruning } from '#core/db/pg-client.ts'
-import { cloneTemplate, quietPort, tcpUrl } from '../support/postgres.ts'
+import { openPool } from '#core/db/pool.ts'
+import { sql } from '#core/db/sql.ts'
+import { eventually } from '../support/app.ts'
+import { pooledUrl } from '../support/environment.ts'
+import { IGNORED, isSince, PGBOUNCER, type Pooler, SETTINGS, startPooler, TRANSACTION_MODE } from '../support/pooler.ts'
+import { cloneTemplate } from '../support/postgres.ts'
 import { startProcess } from '../support/processes.ts'
 
-const PGBOUNCER =
-  process.env.PGBOUNCER_BIN ||
-  [...(process.env.PATH ?? '').split(path.delimiter), '/usr/sbin', '/usr/local/sbin']
-    .map(directory => path.join(directory, 'pgbouncer'))
-    .find(fs.existsSync)
-/** What the pooler drops of the settings of a session. */
-const SETTINGS = {
-  timezone: 'UTC',
-  statement_timeout: '60s',
-  idle_in_transaction_session_timeout: '60s',
-  enable_partition_pruning: 'off',
-}
 /** Values with which a process refuses to start. */
 const WRONG: typeof SETTINGS = {
   timezone: 'Asia/Tokyo',
@@ -31,14 +22,17 @@ const WRONG: typeof SETTINGS = {
   idle_in_transaction_session_timeout: '0',
   enable_partition_pruning: 'on',
 }
-const NOBODY = 65_534
-const IGNORED = 'options,statement_timeout,idle_in_transaction_session_timeout,extra_float_digits'
+
+const CLIENTS = 1000
+const SERVER_CONNECTIONS = 50
+const IDLE_MS = 3000
+const numberRow = sql.type(z.strictObject({ n: z.int() }))
 
 describe('connections through PgBouncer', function () {
   this.timeout(60_000)
   let database: Awaited<ReturnType<typeof cloneTemplate>>
-  let dir: string
   const started: ChildProcess[] = []
+  const poolers: Pooler[] = []
 
   before(async function () {
     if (!PGBOUNCER) {
@@ -46,8 +40,6 @@ describe('connections through PgBouncer', function () {
       this.skip()
     }
     database = await cloneTemplate()
-    dir = fs.mkdtempSync(path.join(tmpdir(), 'muster-pgbouncer-'))
-    fs.chmodSync(dir, 0o755)
     const client = new pg.Client({ connectionString: database.url })
     await client.connect()
     for (const [name, value] of Object.entries(SETTINGS))
@@ -61,45 +53,18 @@ describe('connections through PgBouncer', function () {
       child.kill('SIGKILL')
       await once(child, 'exit')
     }
+    for (const { stop } of poolers.splice(0)) await stop()
   })
 
   after(async () => {
     await database?.drop()
-    if (dir) fs.rmSync(dir, { recursive: true })
   })
 
   /** Starts a pooler before the database; its address. */
   async function pooler(settings: Record<string, string>): Promise<string> {
-    const url = tcpUrl(database.url)
-    const port = await quietPort()
-    const file = path.join(dir, `${port}.ini`)
-    const server = `host=${url.hostname} port=${url.port} user=${url.username} password=${decodeURIComponent(url.password)}`
-    const all = {
-      listen_addr: '127.0.0.1',
-      listen_port: String(port),
-      unix_socket_dir: '',
-      auth_type: 'any',
-      default_pool_size: '60',
-    }
-    const lines = Object.entries({ ...all, ...settings }).map(([name, value]) => `${name} = ${value}`)
-    fs.writeFileSync(file, `[databases]\n* = ${server}\n[pgbouncer]\n${lines.join('\n')}\n`)
-    // It refuses to run as root.
-    const owner = process.getuid?.() === 0 ? { uid: NOBODY, gid: NOBODY } : {}
-    const child = spawn(PGBOUNCER as string, [file], { stdio: 'ignore', ...owner })
-    started.push(child)
-    url.host = `127.0.0.1:${port}`
-    for (;;) {
-      const client = new pg.Client({ connectionString: url.href })
-      client.on('error', () => {})
-      const isUp = await client.connect().then(
-        () => true,
-        error => error.code !== 'ECONNREFUSED' && Promise.reject(error),
-      )
-      await client.end()
-      if (isUp) return url.href
-      if (child.exitCode !== null) throw new Error('pgbouncer has ended')
-      await sleep(20)
-    }
+    const one = await startPooler(database.url, settings)
+    poolers.push(one)
+    return pooledUrl(database.url, one.port)
   }
 
   const refusal = async (DATABASE_URL: string, DATABASE_LISTEN_URL = DATABASE_URL): Promise<string> => {
@@ -112,12 +77,10 @@ describe('connections through PgBouncer', function () {
     return error.message
   }
 
-  /** Protocol-level prepared statements in transaction mode came with 1.21. */
-  const keepsStatements = (): boolean => {
-    const { stdout } = spawnSync(PGBOUNCER as string, ['--version'], { encoding: 'utf8' })
-    const [, major, minor] = /(\d+)\.(\d+)/.exec(stdout) as RegExpExecArray
-    return Number(major) > 1 || Number(minor) >= 21
-  }
+  /** Protocol-level prepared statements in transaction mode came with 1.21 (its NEWS.md, October 2023). */
+  const keepsStatements = () => isSince(21)
+  /** The parameter `options` is read since 1.20 (August 2023); of the settings in it the pooler tracks the time zone only. */
+  const keepsTimezone = () => isSince(20)
 
   it('names the startup parameters that the pooler must ignore', async () => {
     const message = await refusal(await pooler({ pool_mode: 'session' }))
@@ -128,7 +91,7 @@ describe('connections through PgBouncer', function () {
   })
 
   for (const name of Object.keys(SETTINGS) as (keyof typeof SETTINGS)[])
-    it(`names ${name} if the pooler drops it, and the connections that keep the previous settings`, async () => {
+    it(`names ${name} if the pooler drops it, and that its connections keep previous settings`, async () => {
       const owner = new pg.Client({ connectionString: database.url })
       await owner.connect()
       const { server_version } = (await owner.query('show server_version')).rows[0]
@@ -140,6 +103,10 @@ describe('connections through PgBouncer', function () {
         // In session mode each client has a session, in which it sets this itself.
         const pool_mode = name === 'enable_partition_pruning' ? 'transaction' : 'session'
         const url = await pooler({ pool_mode, ignore_startup_parameters: IGNORED })
+        if (name === 'timezone' && keepsTimezone()) {
+          await requireConnections({ DATABASE_URL: url, DATABASE_LISTEN_URL: database.url })
+          return
+        }
         const message = await refusal(url, database.url)
         assert.match(message, new RegExp(`^DATABASE_URL: the pooler drops ${name}: alter role .* set ${name} to '`))
         assert.match(message, /RECONNECT/)
@@ -173,6 +140,60 @@ describe('connections through PgBouncer', function () {
     const url = await pooler({ pool_mode: 'session', ignore_startup_parameters: IGNORED })
     await requireConnections({ DATABASE_URL: url, DATABASE_LISTEN_URL: url })
     await works({ DATABASE_URL: url, DATABASE_LISTEN_URL: database.url })
+  })
+
+  it('shares 50 connections of the server among 1,000 clients', async function () {
+    if (!keepsStatements()) return this.skip()
+    const url = await pooler({
+      ...TRANSACTION_MODE,
+      default_pool_size: String(SERVER_CONNECTIONS),
+      max_client_conn: String(2 * CLIENTS),
+    })
+    const pool = await openPool({ databaseUrl: url, connections: CLIENTS })
+    const console = new pg.Client({ connectionString: url.replace(/\/[^/]*$/, '/pgbouncer') })
+    await console.connect()
+    let isDone = false
+    let answered = 0
+    /** Uses one connection until the end, idle for most of the time. */
+    const statementsOf = (n: number, isStarted: () => void) =>
+      pool.connect(async connection => {
+        while (!isDone) {
+          assert.deepEqual(await connection.one(numberRow`select ${n}::int as n`), { n })
+          answered++
+          isStarted()
+          await sleep(IDLE_MS)
+        }
+      })
+    try {
+      const all = []
+      // Not all together: a connection has three seconds to open.
+      while (all.length < CLIENTS) {
+        const started = []
+        for (let n = 0; n < 20; n++) {
+          const { promise, resolve } = Promise.withResolvers<void>()
+          all.push(statementsOf(all.length, resolve))
+          started.push(promise)
+        }
+        await Promise.race([Promise.all(started), Promise.all(all)])
+      }
+      await works({ DATABASE_URL: url, DATABASE_LISTEN_URL: database.url })
+      const before = answered
+      await eventually(() => answered > before + 2 * CLIENTS)
+      const pools: Record<string, any>[] = (await console.query('show pools')).rows
+      const [{ cl_active, cl_waiting, sv_active, sv_idle, sv_used }] = pools.filter(
+        each => each.database !== 'pgbouncer',
+      )
+      const clients = Number(cl_active) + Number(cl_waiting)
+      const connections = Number(sv_active) + Number(sv_idle) + Number(sv_used)
+      assert.ok(clients >= CLIENTS, `${clients} clients`)
+      assert.ok(connections <= SERVER_CONNECTIONS, `${connections} connections of the server`)
+      isDone = true
+      await Promise.all(all)
+    } finally {
+      isDone = true
+      await console.end()
+      await pool.end()
+    }
   })
 
   /** Web and worker are ready, and what one writes wakes the other. */

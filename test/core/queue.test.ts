@@ -32,8 +32,8 @@ import { MessageOutcomes } from '#core/work/message-outcomes.ts'
 import { startWorkers, type Workers } from '#core/work/worker.ts'
 import { createWriter } from '#core/writes/writer.ts'
 import { modules } from '#modules.ts'
-import { testEnvironment } from '../support/environment.ts'
-import { createDatabase, dropDatabase, LOCK_WAITS, tcpUrl } from '../support/postgres.ts'
+import { tcpUrl, testEnvironment } from '../support/environment.ts'
+import { createDatabase, dropDatabase, LOCK_WAITS } from '../support/postgres.ts'
 import { fragile, mailbox, recurring, shared, sharedMailbox, tasks } from '../support/queue-fixtures.ts'
 
 describe('queues and workers', function () {

@@ -46,6 +46,7 @@ describe('approvals of nodes', () => {
       ],
     })
     app = await startAgentApp({
+      together: true,
       workers: ['generation', 'delivery'],
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', APPROVAL_SWEEP_INTERVAL_MS: '1000' },
     })

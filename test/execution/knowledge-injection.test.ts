@@ -26,7 +26,7 @@ const LOCAL = { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '64' }
 describe('knowledge of an agent', function () {
   this.timeout(60_000)
   const app = forSuite(() =>
-    startAgentApp({ actions: ACTIONS, env: { ...LOCAL, KNOWLEDGE_INJECTION_MAX_CHARS: '1200' } }),
+    startAgentApp({ together: true, actions: ACTIONS, env: { ...LOCAL, KNOWLEDGE_INJECTION_MAX_CHARS: '1200' } }),
   )
   const double = forSuite(() => client(app.double))
   let lanes = 0

@@ -5,6 +5,7 @@ import { turnQueue } from '#execution/generations/request/create.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { type Client, client, eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
+import { scrape } from '../support/metrics.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { toolCall } from '../support/scripts.ts'
 import { startSilentProxy } from '../support/silent-proxy.ts'
@@ -57,7 +58,7 @@ describe('turns that the web process executes', function () {
   const eventsOf = async (id: string) => (await app.key.get(`/events?resource_id=${id}`)).body.data as any[]
   /** Slots of a web process with turns. */
   const heldSlots = async (url: string) =>
-    /muster_worker_slots\{queue="web",state="held"\} (\d)/.exec(await (await fetch(`${url}/metrics`)).text())?.[1]
+    (await scrape(url)).value('muster_worker_slots', { queue: 'web', state: 'held' })
   const calls = async (lane: string) => (await double.requests(lane)).length
   const open = (gate: string) => double.read('POST', `/control/gates/${gate}/open`)
   /** A turn whose caller waits, and whose model answers when the gate named as its lane is opened. */
@@ -254,7 +255,7 @@ describe('turns that the web process executes', function () {
     child.kill('SIGCONT')
     const { status, body } = await answer
     assert.deepEqual([status, body.output?.content], [200, 'answer of suspended'], JSON.stringify(body))
-    await eventually(async () => (await heldSlots(url)) === '0', { what: 'end of the suspended attempt' })
+    await eventually(async () => (await heldSlots(url)) === 0, { what: 'end of the suspended attempt' })
     assert.equal((await eventsOf(id)).length, 2)
     const usage = await app.rows('select count(*)::int as count from usage_events where generation_id = $1', [id])
     assert.equal(usage[0].count, 1)
@@ -281,9 +282,9 @@ describe('turns that the web process executes', function () {
 
   it('are as many as the process has slots; workers have the others', async () => {
     const { key, url } = await web({ WORKER_CONCURRENCY: '1' })
-    assert.equal(await heldSlots(url), '0')
+    assert.equal(await heldSlots(url), 0)
     const first = await gated(key, 'first')
-    assert.equal(await heldSlots(url), '1')
+    assert.equal(await heldSlots(url), 1)
     const agent = await app.agent()
     const second = generate(key, agent)
     const [{ id }] = await eventually(async () => {
@@ -316,7 +317,7 @@ describe('turns that the web process executes', function () {
     await worker()
     const { status, body } = await generate(key, agent)
     assert.deepEqual([status, body.output?.content], [200, 'by the worker'], JSON.stringify(body))
-    await eventually(async () => (await heldSlots(`http://127.0.0.1:${new URL(processes[0].url).port}`)) === '0')
+    await eventually(async () => (await heldSlots(`http://127.0.0.1:${new URL(processes[0].url).port}`)) === 0)
     assert.deepEqual([await calls('stalled'), (await rowOf(body.id)).attempt], [1, 2])
     assert.equal(child.exitCode, null)
   })
@@ -332,7 +333,7 @@ describe('turns that the web process executes', function () {
     const agent = await app.agent({ model: 'limited/m' })
     const { status, body } = await generate(key, agent)
     assert.deepEqual([status, body.output?.content], [200, 'in the end'], JSON.stringify(body))
-    assert.equal(await heldSlots(url), '0')
+    assert.equal(await heldSlots(url), 0)
     const { attempt, lost_attempts } = await rowOf(body.id)
     assert.deepEqual([attempt, lost_attempts], [2, 0])
   })

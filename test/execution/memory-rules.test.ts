@@ -30,7 +30,7 @@ const FACTS = '["Ada likes tea", {"content": "Ada lives in Turin"}, 7, ""]'
 describe('memory rules', function () {
   this.timeout(60_000)
   const target = forSuite(startTarget)
-  const app = forSuite(() => startAgentApp({ actions: ACTIONS, workers: ['generation', 'delivery'] }))
+  const app = forSuite(() => startAgentApp({ together: true, actions: ACTIONS, workers: ['generation', 'delivery'] }))
   const double = forSuite(() => client(app.double))
   let lanes = 0
   beforeEach(() => {

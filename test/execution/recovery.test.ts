@@ -27,10 +27,10 @@ describe('recovery record of a turn', function () {
   }
   const steadyWorker = () => steady.start(app.databaseUrl, FAST, ['generation'])
   /** Names of the workers that run now, and have a heartbeat. */
-  const workers = async (): Promise<string[]> =>
-    (await app.rows(`select instance_id from worker_heartbeats where holder is not null and kinds <> '{}'`)).map(
-      ({ instance_id }) => instance_id,
-    )
+  const workers = async (): Promise<string[]> => {
+    const beats = await app.rows(`select instance_id from worker_heartbeats where holder is not null and kinds <> '{}'`)
+    return [...new Set(beats.map(({ instance_id }) => instance_id))]
+  }
   /** Random ID of a process, with which its name ends. */
   const idOf = (name: string | undefined) => name?.split(':').at(-1)
   /** Ends the leases of a process that cannot renew them. No other lease expires, however busy the machine is. */

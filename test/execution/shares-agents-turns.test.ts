@@ -19,6 +19,7 @@ describe('turns of shared agents', () => {
   const target = forSuite(startTarget)
   const app = forSuite(() =>
     startAgentApp({
+      together: true,
       actions: ['agents:*', 'shares:*', 'tools:*', 'secrets:*'],
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
     }),

@@ -44,6 +44,7 @@ const generate = (grantee: TestProject, id: string, body: object = { prompt: 'he
 describe('shares of agents', () => {
   const app = forSuite(() =>
     startAgentApp({
+      together: true,
       workers: ['generation', 'ingestion'],
       actions: ['agents:*', 'shares:*', 'generations:*', 'traces:*', 'events:ListEvents'],
     }),
@@ -231,7 +232,7 @@ describe('turns of shared agents', function () {
   let grantee: TestProject
 
   beforeEach(async () => {
-    app = await startAgentApp({ workers: [], actions: ['agents:*', 'shares:*'] })
+    app = await startAgentApp({ together: true, workers: [], actions: ['agents:*', 'shares:*'] })
     grantee = await app.projectWith(RUNNING)
   })
   afterEach(() => app?.close())

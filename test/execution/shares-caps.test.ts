@@ -19,8 +19,8 @@ describe('caps of shares', () => {
 
   before(async () => {
     const env = { SHARES_ALLOW_PUBLIC: 'true' }
-    app = await startApp({ env, workers: ['snapshot'] })
-    second = await startApp({ env, databaseUrl: app.databaseUrl })
+    app = await startApp({ env, together: true, workers: ['snapshot'] })
+    second = await startApp({ env, together: true, databaseUrl: app.databaseUrl })
     publisher = await app.projectWith(PUBLISHING)
     grantee = await app.projectWith(USING)
     elsewhere = second.as(grantee.key.token)

@@ -6,7 +6,7 @@ import { call, made, startTarget } from './tool-target.ts'
 
 describe('notifications of projects about shares that they use', () => {
   const target = forSuite(startTarget)
-  const app = forSuite(startApp)
+  const app = forSuite(() => startApp({ together: true }))
   let publisher: TestProject
   let grantee: TestProject
   /** Entries that a test has seen. */

@@ -12,7 +12,7 @@ const script = (...replies: object[]) => ({ prompt: `@double ${JSON.stringify([.
 
 describe('shared tools and agents, in turns', () => {
   const target = forSuite(startTarget)
-  const app = forSuite(() => startAgentApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
+  const app = forSuite(() => startAgentApp({ together: true, env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } }))
   const other = forSuite(() => app.projectWith(['*']))
   beforeEach(() => {
     target.answer = json({ ok: true })

@@ -6,7 +6,7 @@ import { call, json, made, refused, refusedAt, secretOf, startTarget } from './t
 
 describe('shares of tools', () => {
   const target = forSuite(startTarget)
-  const app = forSuite(startApp)
+  const app = forSuite(() => startApp({ together: true }))
   const publisher = forSuite(() => app.projectWith(PUBLISHING))
   const grantee = forSuite(() => app.projectWith(USING))
   const stranger = forSuite(() => app.projectWith(USING))

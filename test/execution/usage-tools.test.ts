@@ -19,6 +19,7 @@ describe('usage of tools', () => {
   const target = forSuite(startTarget)
   const app = forSuite(() =>
     startAgentApp({
+      together: true,
       workers: ['generation', 'delivery'],
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1' },
       actions: [

@@ -23,6 +23,7 @@ describe('usage of turns', () => {
   const target = forSuite(startTarget)
   const app = forSuite(() =>
     startAgentApp({
+      together: true,
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
       actions: [
         'agents:*',

@@ -125,19 +125,24 @@ const exchange = (
 
 let counter = 0
 
-/** Number of projects that were made by each app, by its URL. */
-const projects = new Map<string, number>()
+type Place = 'home' | 'second' | 'alternate'
 
-/** Where the profile of cells makes projects: all in the `second` cell, or `alternate`. */
-const PLACE = (process.env.TEST_CELLS ?? null) as 'second' | 'alternate' | null
+/** Where the profile of cells makes projects. */
+const PLACE = (process.env.TEST_CELLS ?? null) as Place | null
+
+/** Where each app makes its projects in the profile of cells, and how many it has made, by its URL. */
+const places = new Map<string, { place: Place; made: number }>()
+
+/** Number of cells that each process of a test serves. */
+export const CELLS = PLACE ? 2 : 1
 
 const Account = z.strictObject({ id: z.string(), role: z.enum(['admin', 'user']), token_version: z.number() })
 
 /** Returns the cell of the next project of an app in the profile of cells: the first is at home if they alternate. */
 function cellOfNext(url: string): string {
-  const made = projects.get(url) ?? 0
-  projects.set(url, made + 1)
-  return PLACE === 'second' || made % 2 === 1 ? 'second' : 'home'
+  const { place, made } = places.get(url) ?? { place: PLACE as Place, made: 0 }
+  places.set(url, { place, made: made + 1 })
+  return place === 'alternate' ? ['home', 'second'][made % 2] : place
 }
 
 /** A client for a base URL. Paths are relative to /api/v1 unless they start with `//`. */
@@ -198,7 +203,8 @@ cheapPasswords()
 /**
  * Starts the real application on a new database, in this process. `workers` names the concerns that run in a separate
  * worker process with the same settings. `inProcess` runs them in this process, for tests that count their statements or
- * call into them; a clock or a module of the test that is loaded implies it. `env` overrides settings.
+ * call into them; a clock or a module of the test that is loaded implies it. `env` overrides settings. In the profile of cells,
+ * `together` makes all projects in the second cell, for tests of shares and others whose projects need the same one.
  */
 export async function startApp(
   options: {
@@ -207,6 +213,7 @@ export async function startApp(
     inProcess?: boolean
     clock?: Clock
     databaseUrl?: string
+    together?: boolean
   } = {},
 ): Promise<TestApp> {
   const database = options.databaseUrl
@@ -241,7 +248,9 @@ export async function startApp(
   const secondUrl = PLACE ? await secondCellUrl(database.url) : database.url
   const cells = PLACE ? await startTestCells(home, secondUrl, { serve, options: opening }) : null
   const serving = await inCellOf(home, () => serve(home))
-  const second = PLACE === 'second' && (cells?.named('second')?.services as OpenServices | null)
+  const isTogether = options.together || PLACE === 'second'
+  const hasSecond = !!cells?.named('second')
+  const second = isTogether && (cells?.named('second')?.services as OpenServices | null)
   const services = second ? writingInCell(second) : home
   const app: App = createApp(home)
   const server = openServer(app.http, {
@@ -251,6 +260,7 @@ export async function startApp(
   })
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
+  places.set(url, { place: !hasSecond ? 'home' : isTogether ? 'second' : 'alternate', made: 0 })
   const worker = await starting
   const stopWorkers = worker ? worker.stop : await inCellOf(home, () => startInside(home, inside ? concerns : []))
   const pool = cells ? poolOfCells(cells, services) : home.pool

@@ -77,6 +77,7 @@ export function poolOfCells(cells: Cells, main: Services): Queryable {
     if (number !== 0) return [cells.numbered(number)]
     const tables = tablesIn(query)
     if (isOfHome(tables)) return [cells.home]
+    if (/^\s*create\b/i.test(query.sql)) return everywhere()
     if (/\binsert into\b|^\s*explain\b/i.test(query.sql)) return [main]
     if (!HAS_TWO_SERVERS && tables.length > 0 && isOfServer(tables)) return [main]
     return everywhere()

@@ -1,3 +1,17 @@
+/** The URL of a database by TCP, for proxies between a process and the server. */
+export function tcpUrl(databaseUrl: string): URL {
+  const url = new URL(databaseUrl)
+  url.searchParams.delete('host')
+  return url
+}
+
+/** Replaces the server in a URL by a pooler. */
+export function pooledUrl(databaseUrl: string, port: string | number): string {
+  const url = tcpUrl(databaseUrl)
+  url.host = `127.0.0.1:${port}`
+  return url.href
+}
+
 /** Telemetry of a run with `--spans`: every span goes to its collector. */
 const spansEnvironment = (): Record<string, string> =>
   process.env.TEST_SPANS
@@ -9,10 +23,16 @@ const spansEnvironment = (): Record<string, string> =>
       }
     : {}
 
+/** Addresses of a database in a run with `--pooler`: statements go through the pooler of the port in TEST_POOLER. */
+const databaseEnvironment = (databaseUrl: string): Record<string, string> =>
+  process.env.TEST_POOLER && databaseUrl
+    ? { DATABASE_URL: pooledUrl(databaseUrl, process.env.TEST_POOLER), DATABASE_LISTEN_URL: databaseUrl }
+    : { DATABASE_URL: databaseUrl }
+
 /** The environment every test process starts from. */
 export const testEnvironment = (databaseUrl: string): Record<string, string> => ({
   NODE_ENV: 'test',
-  DATABASE_URL: databaseUrl,
+  ...databaseEnvironment(databaseUrl),
   PORT: '0',
   HOST: '127.0.0.1',
   WORKER_HEALTH_PORT: '0',

@@ -182,6 +182,8 @@ async function dropWithSecondCell(name: string, url: string): Promise<void> {
 
 /** Whether a database has a second cell in the second server. */
 export async function hasSecondDatabase(databaseUrl: string): Promise<boolean> {
+  // A server that a test started itself has no second one, whatever the names of its databases.
+  if (serverOf(databaseUrl) !== serverOf(await serverUrl())) return false
   const text = 'select 1 from pg_database where datname = $1'
   const { rowCount } = await administer('second', client => client.query(text, [nameOf(databaseUrl)]))
   return rowCount !== 0
@@ -245,7 +247,9 @@ async function makeAdmin(url: string): Promise<void> {
   const { silentLog } = await import('#core/base/log.ts')
   const { loadConfig } = await import('#config.ts')
   const { bootstrapAdmin } = await import('#identity/users/bootstrap.ts')
-  const services = await openServices(loadConfig(testEnvironment(url)), { log: silentLog(), role: 'cli' })
+  // Without the pooler of the profile, whose connections would outlive this.
+  const config = loadConfig({ ...testEnvironment(url), DATABASE_URL: url })
+  const services = await openServices(config, { log: silentLog(), role: 'cli' })
   await bootstrapAdmin(services, ADMIN)
   await services.close()
 }
@@ -270,11 +274,9 @@ function databaseName(): string {
   return `muster_test_${randomBytes(8).toString('hex')}`
 }
 
-/** The URL of a database by TCP, for proxies between a process and the server. */
-export function tcpUrl(databaseUrl: string): URL {
-  const url = new URL(databaseUrl)
-  url.searchParams.delete('host')
-  return url
+const serverOf = (databaseUrl: string): string => {
+  const { host, searchParams } = new URL(databaseUrl)
+  return `${searchParams.get('host')} ${host}`
 }
 
 const nameOf = (databaseUrl: string): string => new URL(databaseUrl).pathname.slice(1)

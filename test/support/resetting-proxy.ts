@@ -1,5 +1,5 @@
 import net, { type AddressInfo, type Socket } from 'node:net'
-import { tcpUrl } from './postgres.ts'
+import { tcpUrl } from './environment.ts'
 
 export type ResettingProxy = {
   /** `databaseUrl` with the proxy's address in place of the server's. */

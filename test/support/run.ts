@@ -4,7 +4,7 @@
  * the test, which is faster; `--installed-browser` takes a browser of this machine in place of the packed one;
  * `--nightly` repeats random tests for hours. `--postgres DIR` runs the tests of other-postgres.ts, or those given, on a server
  * with the programs in DIR. `--cells` makes every other project of tests in a second cell, with TEST_CELLS=second all; the cell is a schema of the
- * database, with `--servers` a database of a second server. `--spans` exports every span of every
+ * database, with `--servers` a database of a second server. `--pooler` puts PgBouncer in transaction mode before the server. `--spans` exports every span of every
  * process to a collector, and fails if one has a canary (canaries.ts). A complete run runs files with a failed test once more,
  * alone, and names those that pass then; it fails where no test received an event that a stream declares. The last line printed
  * is the totals; a step that fails counts as one failed test.
@@ -18,6 +18,7 @@ import { EXCLUDED } from './cells-profile.ts'
 import { isDriven } from './client-driver.ts'
 import { type Collector, startCollector } from './collector.ts'
 import { PROFILE, startOther } from './other-postgres.ts'
+import { type Pooler, startPoolerOfTests } from './pooler.ts'
 import { startServer } from './postgres.ts'
 import { LASTING_FLAGS } from './processes.ts'
 import type { FileTotals, Totals } from './reporter.ts'
@@ -268,7 +269,8 @@ const SWITCHES: Record<string, string> = {
 }
 const hasServers = process.argv.includes('--servers')
 if (hasServers || process.argv.includes('--cells')) env.TEST_CELLS ??= 'alternate'
-const args = process.argv.slice(2).filter(arg => !(arg in SWITCHES) && arg !== '--cells')
+const hasPooler = process.argv.includes('--pooler')
+const args = process.argv.slice(2).filter(arg => !(arg in SWITCHES) && arg !== '--cells' && arg !== '--pooler')
 const [, otherServer] = args.includes('--postgres') ? args.splice(args.indexOf('--postgres'), 2) : []
 if (otherServer && !args.some(arg => arg.endsWith('.test.ts'))) args.push(...PROFILE)
 for (const [option, name] of Object.entries(SWITCHES)) if (process.argv.includes(option)) env[name] = 'true'
@@ -287,6 +289,7 @@ if (usesClient && !(await succeeds(process.execPath, ['scripts/build.ts'])))
   console.log('npm run build failed; after a change of packages, run npm ci first')
 const checks = Promise.all(args.length ? [] : ['typecheck', 'lint', 'deps'].map(check))
 
+let pooler: Pooler | null = null
 let totals: Totals = { passed: 0, failed: 1, skipped: 0 }
 try {
   const prepared = bundlePrograms()
@@ -298,6 +301,8 @@ try {
   await prepared
   try {
     const url = server?.url ?? process.env.TEST_DATABASE_URL!
+    pooler = hasPooler ? await startPoolerOfTests(url) : null
+    if (pooler) env.TEST_POOLER = String(pooler.port)
     const some = args.some(arg => arg.endsWith('.test.ts')) ? args : [...args, ...allFiles()]
     const result = args.length ? { ...(await test(some, url)), flaky: {} } : await testAll(url)
     totals = sum(result.files)
@@ -311,6 +316,7 @@ try {
       reportFailures(result.flaky)
     }
   } finally {
+    await pooler?.stop()
     await Promise.all([server?.stop(), second?.stop()])
   }
 } catch (error) {
