@@ -202,6 +202,46 @@ describe('a cell whose server is lost', function () {
     await turnOf(before)
   })
 
+  it('answers alike for a hidden and an unknown item of a cell that projects have left to it', async () => {
+    const [home, own] = [await cells.project('home'), await cells.project('home')]
+    const { id: hidden } = await postedBy(home.key, '/conversations', { name: 'Hidden' })
+    const { id: visible } = await postedBy(own.key, '/conversations', { name: 'Visible' })
+    const statement = [{ effect: 'Allow', action: ['conversations:*'], resource: [`srn:${own.id}:*:*`] }]
+    const policy = await postedBy(cells.admin, '/policies', { document: { statement } })
+    const [nobody, member] = await Promise.all(
+      [[], [policy.id]].map(async (policy_ids, index) => {
+        const credentials = { username: `user${index}`, password: 'a fine password' }
+        const { id } = await postedBy(cells.admin, '/users', credentials)
+        assert.equal((await cells.admin.put(`/users/${id}/policies`, { policy_ids })).status, 204)
+        return cells.as((await cells.as(null).post('/users/login', credentials)).body.token)
+      }),
+    )
+    const unknown = `conv_${'7'.repeat(26)}`
+    const answersTo = async (caller: Client) => {
+      const [one, other] = await Promise.all([hidden, unknown].map(id => caller.get(`/conversations/${id}`)))
+      assert.deepEqual([one.status, one.body.error.code], [other.status, other.body.error.code])
+      return one.status
+    }
+    const answers = () => Promise.all([nobody, member].map(answersTo))
+    assert.deepEqual(await answers(), [403, 404])
+    const left = [`proj_${'7'.repeat(26)}`]
+    await cells.rows(
+      cells.home,
+      `insert into project_cells (project_id, cell, numbers) values ($1, 'second', '{0}')`,
+      left,
+    )
+    await cells.kill?.()
+    // Until the web process has read the entry, the item is known to be at home.
+    await eventually(async () => (await member.get(`/conversations/${unknown}`)).status === 503)
+    assert.deepEqual(await answers(), [503, 503])
+    for (const caller of [member, cells.admin])
+      assert.equal((await caller.get(`/conversations/${visible}`)).status, 200)
+    await cells.restart?.()
+    await eventually(async () => (await member.get(`/conversations/${unknown}`)).status === 404)
+    assert.deepEqual(await answers(), [403, 404])
+    await cells.rows(cells.home, 'delete from project_cells where project_id = $1', left)
+  })
+
   it('that is silent is as if it were lost', async () => {
     const { key } = await cells.project('second')
     const conversation = await postedBy(key, '/conversations', { name: 'Kept' })

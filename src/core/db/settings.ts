@@ -39,7 +39,11 @@ export const databaseSettings = settings(
       { secret: true },
     ),
     READ_MAX_LAG_SECONDS: setting(integer(1, 86_400), '5', 'Lag of the replica above which it is not read.'),
-    DATABASE_POOL_MAX: setting(integer(2), '20', 'Maximum connections per process, to each cell and to the replica; a worker has one more, to maintain queues.'),
+    DATABASE_POOL_MAX: setting(
+      integer(2),
+      '20',
+      'Maximum connections per process, to each cell and to the replica; a worker has one more, to maintain queues.',
+    ),
     RETENTION_GRANULARITY: setting(
       z.enum(['day', 'month']),
       'day',

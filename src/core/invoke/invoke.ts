@@ -27,6 +27,7 @@ import { toRefusal } from './refusal-mapping.ts'
 import {
   authenticateCaller,
   enterProject,
+  itemId,
   loadItemByPass,
   requireCredentialProject,
   requireStorableParams,
@@ -125,6 +126,9 @@ async function runSteps(inv: Invocation): Promise<OperationResult> {
     } catch (error) {
       const stored = await responseForDeleted(inv, error)
       if (stored) return replayResponse(inv, stored)
+      // A refused caller does not learn from the answer of another cell that the item exists.
+      if (operation.param !== null && inv.caller?.project_id === null)
+        await inv.services.cells?.requireAnswers(itemId(inv))
       throw error
     }
   }

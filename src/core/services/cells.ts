@@ -149,6 +149,15 @@ export class Cells {
     return first === undefined ? this.home : this.numbered(numberOf(first))
   }
 
+  /**
+   * Raises CELL_UNAVAILABLE if an unknown ID that the same cell made would, because a cell that projects of that one are in now does
+   * not answer: an item that is hidden from a caller looks like an unknown one.
+   */
+  async requireAnswers(id: string): Promise<void> {
+    const number = cellOfId(id)
+    if (this.#projects.departedFrom(number).length > 0) await this.#items.requireAnswers(id, number)
+  }
+
   /** Returns the cells that may have the keys that the cell of a number made, this one first. */
   sharing(number: number): Cell[] {
     const own = this.all().find(each => each.number === number) ?? this.all()[0]

@@ -46,6 +46,12 @@ export class ItemCells {
     return undefined
   }
 
+  /** Raises CELL_UNAVAILABLE if a cell that may have an item does not answer, although another one has it. */
+  async requireAnswers(text: string, number: number): Promise<void> {
+    await Promise.all(this.#cellsOf(number).map(cell => this.#isIn(cell, text)))
+    this.#projects.requireSettled(number)
+  }
+
   /** Whether a cell has an item. Raises CELL_UNAVAILABLE if its project is being moved. */
   async #isIn(cell: Cell, text: string): Promise<boolean> {
     const services = requireCell(cell)
