@@ -49,7 +49,7 @@ describe('errors of the database', function () {
   let app: TestApp
   let pool: Pool
   before(async () => {
-    app = await startApp()
+    app = await startApp({ together: true })
     pool = app.services.pool
   })
   after(() => app.close())

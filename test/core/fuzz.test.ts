@@ -42,6 +42,7 @@ describe('ten thousand malformed requests', function () {
   before(async () => {
     // Files are one chunk: a download breaks off when a request takes its later chunks away, as it must.
     app = await startApp({
+      together: true,
       env: {
         SYNC_WAIT_SECONDS: '1',
         ORCHESTRATION_WAIT_MAX_MS: '1000',

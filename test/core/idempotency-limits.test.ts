@@ -6,7 +6,7 @@ import { forSuite } from '../support/suite.ts'
 const LIMIT = 100_000
 
 describe('responses stored for the Idempotency-Keys of a project', () => {
-  const app = forSuite(() => startApp({ env: { IDEMPOTENCY_PROJECT_MAX_BYTES: String(LIMIT) } }))
+  const app = forSuite(() => startApp({ together: true, env: { IDEMPOTENCY_PROJECT_MAX_BYTES: String(LIMIT) } }))
 
   it('are shared by its credentials: a credential that uses most of them does not make others fail', async () => {
     const project = await app.project()
@@ -31,7 +31,7 @@ describe('responses stored for the Idempotency-Keys of a project', () => {
 })
 
 describe('responses stored for Idempotency-Keys', () => {
-  const app = forSuite(() => startApp({ env: { IDEMPOTENCY_CREDENTIAL_MAX_BYTES: String(LIMIT) } }))
+  const app = forSuite(() => startApp({ together: true, env: { IDEMPOTENCY_CREDENTIAL_MAX_BYTES: String(LIMIT) } }))
   let project: Awaited<ReturnType<TestApp['project']>>
   beforeEach(async () => {
     project = await app.project()

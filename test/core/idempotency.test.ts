@@ -9,7 +9,7 @@ const assertRefused = (reply: Reply, status: number, code: string) =>
   assert.deepEqual([reply.status, reply.body?.error?.code], [status, code], JSON.stringify(reply.body))
 
 describe('a POST with an Idempotency-Key', () => {
-  const app = forSuite(() => startApp({ env: { SYNC_WAIT_SECONDS: '3' } }))
+  const app = forSuite(() => startApp({ together: true, env: { SYNC_WAIT_SECONDS: '3' } }))
   let project: { id: string; key: Client }
   beforeEach(async () => {
     project = await app.project()

@@ -14,7 +14,7 @@ describe('names whose server is silent', function () {
   const names = forSuite(() => startNameServer(name => (name.endsWith('.silent.test') ? 'silent' : ['127.0.0.1'])))
   const receiver = forSuite(startReceiver)
   const vendors = forSuite(startVendors)
-  const app = forSuite(startApp)
+  const app = forSuite(() => startApp({ together: true }))
   const processes: TestProcess[] = []
   after(async () => {
     await Promise.all(processes.map(each => each.kill()))

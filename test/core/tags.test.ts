@@ -5,7 +5,7 @@ import { storedEvents } from '../support/events.ts'
 import { forSuite } from '../support/suite.ts'
 
 describe('tags', () => {
-  const app = forSuite(startApp)
+  const app = forSuite(() => startApp({ together: true }))
   const project = forSuite(() => app.project())
   let path: string
 

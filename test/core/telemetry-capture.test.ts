@@ -18,7 +18,7 @@ const PASSWORD = 'vendor-key-of-the-test-7311'
 
 describe('content, end users and statements in spans', function () {
   this.timeout(90_000)
-  const app: TracedApp = forSuite(() => startTracedApp())
+  const app: TracedApp = forSuite(() => startTracedApp({ together: true }))
   const target: Target = forSuite(() => startTarget())
   let key: TracedApp['key']
   let web: TestProcess

@@ -60,7 +60,7 @@ function using(app: TestApp) {
 
 describe('delivery', () => {
   const app = forSuite(() =>
-    startApp({ workers: ['delivery'], env: { WEBHOOK_TIMEOUT_MS: '1000', WEBHOOK_LEASE_MS: '3000' } }),
+    startApp({ together: true, workers: ['delivery'], env: { WEBHOOK_TIMEOUT_MS: '1000', WEBHOOK_LEASE_MS: '3000' } }),
   )
   let receiver: Receiver
   let use: ReturnType<typeof using>

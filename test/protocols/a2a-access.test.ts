@@ -17,6 +17,7 @@ describe('clients of an A2A agent', () => {
   const target = forSuite(startTarget)
   const app = forSuite(() =>
     startSessionApp({
+      together: true,
       env: { ...ENV, STREAM_PING_INTERVAL_MS: '100' },
       actions: [...AGENT_ACTIONS, 'agents:*', 'shares:*', 'files:*'],
       workers: ['generation', 'snapshot'],
