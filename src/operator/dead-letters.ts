@@ -1,6 +1,6 @@
 import type { DeadLetter } from '#core/queues/queue.ts'
 import { queues as declared } from '#core/queues/queue.ts'
-import { withServices } from './environment.ts'
+import { withCellServices } from './cell-services.ts'
 import { CommandError, print, printJson, printProgress, table } from './output.ts'
 import type { ReprocessFilters } from './reprocess.ts'
 
@@ -28,11 +28,12 @@ function errorLine({ error }: DeadLetter): string {
 /** `muster reprocess dead-letters list`. */
 export const listDeadLetters = (options: {
   data: string
+  cell?: string
   queue?: string
   limit?: number
   json?: boolean
 }): Promise<void> =>
-  withServices(options.data, async ({ queues }) => {
+  withCellServices(options, async ({ queues }) => {
     requireQueue(options.queue)
     const letters = await queues.deadLetters.list({ queue: options.queue, limit: options.limit })
     if (options.json) return printJson(letters)
@@ -50,8 +51,8 @@ export const listDeadLetters = (options: {
  * `muster reprocess dead-letters inspect <id>`: prints a dead letter as JSON.
  * @throws CommandError if it does not exist
  */
-export const inspectDeadLetter = (id: string, { data }: { data: string }): Promise<void> =>
-  withServices(data, async ({ queues }) => {
+export const inspectDeadLetter = (id: string, options: { data: string; cell?: string }): Promise<void> =>
+  withCellServices(options, async ({ queues }) => {
     const letter = isUuid(id) ? await queues.deadLetters.inspect(id) : null
     if (!letter) throw new CommandError(`dead letter ${id} not found`)
     printJson(letter)
@@ -61,7 +62,7 @@ export const inspectDeadLetter = (id: string, { data }: { data: string }): Promi
  * `muster reprocess dead-letters replay`: moves dead letters back to their queues, with the full number of attempts.
  */
 export const replayDeadLetters = (options: ReprocessFilters & { queue?: string }): Promise<void> =>
-  withServices(options.data, async ({ queues }) => {
+  withCellServices(options, async ({ queues }) => {
     requireQueue(options.queue)
     const { project, from, to, id: ids } = options
     const letters = await queues.deadLetters.list({ queue: options.queue, limit: MAX_LETTERS })

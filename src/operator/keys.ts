@@ -1,8 +1,9 @@
 import { createSecretBox } from '#core/secrets/secretbox.ts'
-import { listDirectory, NO_KEY } from '#core/services/cell-directory.ts'
-import { type OpenServices, openServices } from '#core/services/lifecycle.ts'
+import { listDirectory } from '#core/services/cell-directory.ts'
+import type { OpenServices } from '#core/services/lifecycle.ts'
 import { rotateSigningKey } from '#identity/oauth/keys.ts'
 import { type KeyCount, type ReencryptCount, reencryptSecrets, verifySecrets } from '#identity/secrets/reencrypt.ts'
+import { withCell } from './cell-services.ts'
 import { withServices } from './environment.ts'
 import { describeError, print, printJson, printProgress, table } from './output.ts'
 
@@ -34,20 +35,11 @@ async function everywhere(
   work: (services: OpenServices, label: { cell?: string }) => Promise<void>,
 ): Promise<void> {
   await work(home, {})
-  for (const { name: cell, url } of await listDirectory(home.pool, home)) {
+  for (const each of await listDirectory(home.pool, home)) {
     try {
-      if (url === null) throw new Error(NO_KEY)
-      const services = await openServices(
-        { ...home.config, DATABASE_URL: url, DATABASE_LISTEN_URL: url },
-        { log: home.log, role: 'cli' },
-      )
-      try {
-        await work(services, { cell })
-      } finally {
-        await services.close()
-      }
+      await withCell(home, each, services => work(services, { cell: each.name }))
     } catch (error) {
-      printProgress(`cell ${cell} is omitted: ${describeError(error)}`)
+      printProgress(`cell ${each.name} is omitted: ${describeError(error)}`)
       process.exitCode = 1
     }
   }

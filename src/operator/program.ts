@@ -274,10 +274,12 @@ function addReprocessCommands(muster: Command): void {
     .description('recompute hashes, search words and vectors of memories, newest first')
     .option('--missing', 'only memories without a vector of the configured model')
     .action(async options => (await import('./reprocess.ts')).reprocessMemory(options))
-  addDeadLetterCommands(reprocess)
+  const deadLetters = addDeadLetterCommands(reprocess)
+  for (const each of [...reprocess.commands, ...deadLetters.commands])
+    if (each !== deadLetters) each.option('--cell <name>', 'cell whose work it is', 'home')
 }
 
-function addDeadLetterCommands(reprocess: Command): void {
+function addDeadLetterCommands(reprocess: Command): Command {
   const deadLetters = reprocess.command('dead-letters').description('manage messages that failed on every attempt')
   deadLetters
     .command('list')
@@ -297,6 +299,7 @@ function addDeadLetterCommands(reprocess: Command): void {
     .description('move dead letters back to their queues, oldest first')
     .option('--queue <name>', 'only this queue')
     .action(async options => (await import('./dead-letters.ts')).replayDeadLetters(options))
+  return deadLetters
 }
 
 function addMaintenanceCommands(muster: Command): void {

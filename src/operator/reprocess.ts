@@ -19,7 +19,7 @@ import { callerForPrincipal } from '#identity/principals/principals.ts'
 import { embedMemories } from '#memory/facts/embed-memories.ts'
 import { contentHash } from '#memory/facts/hash.ts'
 import { lockUnchanged, recomputeDerived } from '#memory/facts/store.ts'
-import { withServices } from './environment.ts'
+import { withCellServices } from './cell-services.ts'
 import { CommandError, print, printJson, printProgress } from './output.ts'
 import {
   countDeliveries,
@@ -39,6 +39,7 @@ import {
 
 export type ReprocessFilters = {
   data: string
+  cell?: string
   project?: string
   from?: Date
   to?: Date
@@ -65,7 +66,7 @@ const toFilter = ({ project, from, to, id }: ReprocessFilters) => ({
 export const reprocessDeliveries = (
   options: ReprocessFilters & { webhook?: string; status: 'failed' | 'completed' },
 ): Promise<void> =>
-  withServices(options.data, async services => {
+  withCellServices(options, async services => {
     const filter = { ...toFilter(options), webhook: options.webhook ?? null, status: options.status }
     const found = Math.min(await countDeliveries(services.pool, filter), options.limit ?? Infinity)
     let redelivered = 0
@@ -96,7 +97,7 @@ export const reprocessDeliveries = (
 export const reprocessGenerations = (
   options: ReprocessFilters & { status?: 'pending' | 'in_progress' },
 ): Promise<void> =>
-  withServices(options.data, async ({ pool, queues }) => {
+  withCellServices(options, async ({ pool, queues }) => {
     const orphaned = await listTurnsWithoutMessage(
       pool,
       { ...toFilter(options), status: options.status ?? null },
@@ -127,7 +128,7 @@ export const reprocessGenerations = (
 export const reprocessFirings = (
   options: ReprocessFilters & { trigger?: string; status: 'failed' | 'pending' },
 ): Promise<void> =>
-  withServices(options.data, async services => {
+  withCellServices(options, async services => {
     const filter = { ...toFilter(options), trigger: options.trigger ?? null, status: options.status }
     const found = Math.min(await countFirings(services.pool, filter), options.limit ?? Infinity)
     let fired = 0
@@ -154,7 +155,7 @@ export const reprocessFirings = (
  * duplicate wake-up has no effect.
  */
 export const reprocessRuns = (options: ReprocessFilters): Promise<void> =>
-  withServices(options.data, async ({ pool, queues }) => {
+  withCellServices(options, async ({ pool, queues }) => {
     const orphaned = await listRunsWithoutMessage(
       pool,
       toFilter(options),
@@ -188,7 +189,7 @@ const turnWakeUp = ({ id, project_id, conversation_id }: OrphanedTurn) =>
  * permissions of the first admin. Refused documents are skipped and reported.
  */
 export const reprocessIngestions = (options: ReprocessFilters & { status: 'failed' | 'ready' }): Promise<void> =>
-  withServices(options.data, async services => {
+  withCellServices(options, async services => {
     const filter = { ...toFilter(options), status: options.status, missing: null }
     const found = Math.min(await countDocuments(services.pool, filter), options.limit ?? Infinity)
     const admin = await findFirstAdmin(services.pool)
@@ -233,7 +234,7 @@ export const reprocessIngestions = (options: ReprocessFilters & { status: 'faile
  * used until the new ones are stored.
  */
 export const reprocessEmbeddings = (options: ReprocessFilters & { missing?: boolean }): Promise<void> =>
-  withServices(options.data, async services => {
+  withCellServices(options, async services => {
     const space = await requireDeployedSpace(services)
     if (!space) throw new CommandError('embeddings are not configured', 'Set EMBEDDING_PROVIDER and EMBEDDING_MODEL.')
     const filter = { ...toFilter(options), status: null, missing: options.missing ? space.id : null }
@@ -273,9 +274,9 @@ export const reprocessEmbeddings = (options: ReprocessFilters & { missing?: bool
  * duplicate wake-up has no effect.
  */
 export const reprocessWork = (
-  options: Pick<ReprocessFilters, 'data' | 'limit' | 'dryRun' | 'json'> & { kind?: string },
+  options: Pick<ReprocessFilters, 'data' | 'cell' | 'limit' | 'dryRun' | 'json'> & { kind?: string },
 ): Promise<void> =>
-  withServices(options.data, async services => {
+  withCellServices(options, async services => {
     const dryRun = options.dryRun === true
     const names = works.all().map(({ name }) => name)
     const { kind } = options
@@ -302,7 +303,7 @@ const DAY_MS = 86_400_000
  * Writes of usage of all projects wait meanwhile, some hundredths of a second for each day.
  */
 export const reprocessUsage = (options: Omit<ReprocessFilters, 'id'>): Promise<void> =>
-  withServices(options.data, async services => {
+  withCellServices(options, async services => {
     const days = await usageDays(services.pool, toFilter({ ...options, id: [] }))
     let differing = 0
     let rebuilt = 0
@@ -345,7 +346,7 @@ const providerDownError = (done: string) =>
  * old vectors of a memory are used until the new ones are stored.
  */
 export const reprocessMemory = (options: ReprocessFilters & { missing?: boolean }): Promise<void> =>
-  withServices(options.data, async services => {
+  withCellServices(options, async services => {
     const space = await requireDeployedSpace(services)
     if (options.missing && !space)
       throw new CommandError('embeddings are not configured', 'Set EMBEDDING_PROVIDER and EMBEDDING_MODEL.')

@@ -326,6 +326,32 @@ describe('muster cells', function () {
     assert.equal((await cells()).find(({ name }) => name === 'two').error, null)
   })
 
+  it('reprocess replays what a cell has, by --cell', async () => {
+    const two = inSchema(home.url, 'cell_two')
+    const [{ id }] = await rows(
+      two,
+      `insert into job (name, source_name, data) values ('event.dispatch.dead', 'event.dispatch', '{"project_id":"none"}')
+       returning id`,
+    )
+    const deadLetters = async (...args: string[]) => {
+      const { code, stdout, stderr } = await muster(['reprocess', 'dead-letters', ...args])
+      assert.equal(code, 0, stderr)
+      return JSON.parse(stdout)
+    }
+    assert.deepEqual(await deadLetters('list', '--json'), [])
+    assert.deepEqual(
+      (await deadLetters('list', '--json', '--cell', 'two')).map((letter: any) => [letter.id, letter.queue]),
+      [[id, 'event.dispatch']],
+    )
+    assert.equal((await deadLetters('inspect', id, '--cell', 'two')).id, id)
+    assert.equal((await deadLetters('replay', '--json')).replayed, 0)
+    assert.equal((await deadLetters('replay', '--json', '--cell', 'two')).replayed, 1)
+    assert.equal((await rows(two, `select from job where name = 'event.dispatch'`)).length, 1)
+    const { code, stderr } = await muster(['reprocess', 'generations', '--cell', 'nowhere'])
+    assert.equal(code, 1)
+    assert.match(stderr, /no cell is called nowhere/)
+  })
+
   it('doctor has a line for each cell, and warns of cells that no process serves', async () => {
     const without = await doctor()
     assert.match(without('cell two')[0], /^ok .*schema=cell_two$/)

@@ -1,0 +1,41 @@
+import { HOME, inCellOf } from '#core/services/cell.ts'
+import { type DirectoryCell, findCell, NO_KEY } from '#core/services/cell-directory.ts'
+import { type OpenServices, openServices } from '#core/services/lifecycle.ts'
+import { raiseUnknownCell } from './doctor-cells.ts'
+import { withServices } from './environment.ts'
+import { CommandError } from './output.ts'
+
+/**
+ * Runs work with open services of a cell besides home, whose new IDs have its number.
+ * @throws CommandError if no key opens its URL
+ */
+export async function withCell<T>(
+  home: OpenServices,
+  { name, number, url }: Pick<DirectoryCell, 'name' | 'number' | 'url'>,
+  work: (services: OpenServices) => Promise<T>,
+): Promise<T> {
+  if (url === null) throw new CommandError(NO_KEY)
+  const services = await openServices(
+    { ...home.config, DATABASE_URL: url, DATABASE_LISTEN_URL: url },
+    { log: home.log, role: 'cli', of: { cell: { name, number }, home } },
+  )
+  try {
+    return await inCellOf(services, () => work(services))
+  } finally {
+    await services.close()
+  }
+}
+
+/**
+ * Runs work with all modules loaded and open services of a cell of the deployment, without a name of home.
+ * @throws CommandError if no cell has the name
+ */
+export const withCellServices = <T>(
+  { data, cell }: { data: string; cell?: string },
+  work: (services: OpenServices) => Promise<T>,
+): Promise<T> =>
+  withServices(data, async home =>
+    cell === undefined || cell === HOME.name
+      ? work(home)
+      : withCell(home, (await findCell(home.pool, home, cell)) ?? raiseUnknownCell(cell), work),
+  )
