@@ -151,7 +151,7 @@ export class Cells {
 
   /**
    * Raises CELL_UNAVAILABLE if an unknown ID that the same cell made would, because a cell that projects of that one are in now does
-   * not answer: an item that is hidden from a caller looks like an unknown one.
+   * not answer: an item that is hidden from a caller is answered as an unknown one.
    */
   async requireAnswers(id: string): Promise<void> {
     const number = cellOfId(id)
