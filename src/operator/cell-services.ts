@@ -1,9 +1,13 @@
 import { HOME, inCellOf } from '#core/services/cell.ts'
-import { type DirectoryCell, findCell, NO_KEY } from '#core/services/cell-directory.ts'
+import { type DirectoryCell, findCell, NO_KEY, unknownCellMessage } from '#core/services/cell-directory.ts'
 import { type OpenServices, openServices } from '#core/services/lifecycle.ts'
-import { raiseUnknownCell } from './doctor-cells.ts'
 import { withServices } from './environment.ts'
 import { CommandError } from './output.ts'
+
+/** @throws CommandError */
+export const raiseUnknownCell = (name: string | undefined): never => {
+  throw new CommandError(unknownCellMessage(name), 'Run muster cells list.')
+}
 
 /**
  * Runs work with open services of a cell besides home, whose new IDs have its number.

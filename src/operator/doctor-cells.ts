@@ -3,11 +3,12 @@ import { addressOf } from '#core/db/database-url.ts'
 import { openPool, type Pool } from '#core/db/pool.ts'
 import { secretBoxOf } from '#core/secrets/secretbox.ts'
 import { HOME } from '#core/services/cell.ts'
-import { listDirectory, NO_KEY, unknownCellMessage } from '#core/services/cell-directory.ts'
+import { listDirectory, NO_KEY } from '#core/services/cell-directory.ts'
 import { copiesState } from '#core/services/copies.ts'
 import type { OpenServices } from '#core/services/lifecycle.ts'
+import { raiseUnknownCell } from './cell-services.ts'
 import { checkConnections, checkKeys, checkMigrations, checkMonths, checkServer } from './doctor-database.ts'
-import { type Check, CommandError, describeError } from './output.ts'
+import { type Check, describeError } from './output.ts'
 
 /** A cell of the deployment as commands see it. `url` is null if no configured key opens it. */
 export type ListedCell = { name: string; number: number; state: string; url: string | null; listenUrl: string | null }
@@ -17,11 +18,6 @@ export const listCells = async (home: Pick<OpenServices, 'config' | 'pool' | 'se
   { ...HOME, state: 'open', url: home.config.DATABASE_URL, listenUrl: home.config.DATABASE_LISTEN_URL },
   ...(await listDirectory(home.pool, home)).map(cell => ({ ...cell, listenUrl: cell.url })),
 ]
-
-/** @throws CommandError */
-export const raiseUnknownCell = (name: string | undefined): never => {
-  throw new CommandError(unknownCellMessage(name), 'Run muster cells list.')
-}
 
 /**
  * Lists the cells of a deployment, or the cell of a name.

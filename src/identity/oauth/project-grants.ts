@@ -6,7 +6,7 @@ import { deleteGrantsOfProject, isStillIn, listAbsentProjects } from '../grants/
 import { principalsChanged } from '../principals/principals.ts'
 
 /**
- * Deletes the grants of deleted projects of other cells, whose tokens are already refused there; returns their number. Grants are
+ * Deletes the grants of deleted projects of other cells that were not deleted with the project; returns their number. Grants are
  * at home, and a project is deleted in the transaction of its cell. Cells that do not answer are left to the next sweep.
  */
 export async function sweepGrantsOfCells(services: Services): Promise<number> {

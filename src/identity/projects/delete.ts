@@ -5,8 +5,11 @@ import { countsText, raise } from '#core/base/errors.ts'
 import type { Services } from '#core/base/services.ts'
 import { isTransient } from '#core/db/database-errors.ts'
 import { withStatementLimit } from '#core/db/pg-client.ts'
+import { withoutTenant } from '#core/db/tenant-context.ts'
+import { inCellOf } from '#core/services/cell.ts'
 import { newAuditEntry } from '#core/writes/audit-entry.ts'
 import type { Tx } from '#core/writes/writer.ts'
+import { deleteGrantsOfProject } from '../grants/store.ts'
 import { principalsChanged } from '../principals/principals.ts'
 import { type ProjectRow, projectKind } from './model.ts'
 import { pauseHooks } from './pause.ts'
@@ -28,14 +31,29 @@ export const projectDeleteHooks = extensionPoint<(tx: Tx, projectId: string) => 
  * everything in it.
  * @throws RESOURCE_NOT_FOUND, PROJECT_HAS_DEPENDENTS with `meta { counts, sample_ids, forcible: true }`
  */
-export const deleteProject = (tx: Tx, id: string, force: boolean): Promise<void> =>
-  force
-    ? withStatementLimit(Number.POSITIVE_INFINITY, async () => {
-        await liftStatementTimeout(tx)
-        await lockRowsOfProject(tx, id)
-        await deleteRows(tx, id, true)
-      })
-    : deleteRows(tx, id, false)
+export function deleteProject(services: Services, tx: Tx, id: string, force: boolean): Promise<void> {
+  tx.afterCommit(() => void withoutTenant(() => deleteGrantsAtHome(services, id)))
+  if (!force) return deleteRows(tx, id, false)
+  return withStatementLimit(Number.POSITIVE_INFINITY, async () => {
+    await liftStatementTimeout(tx)
+    await lockRowsOfProject(tx, id)
+    await deleteRows(tx, id, true)
+  })
+}
+
+/** Deletes the OAuth grants of a deleted project of another cell. What fails is left to the sweep of these grants. */
+async function deleteGrantsAtHome({ home, log }: Services, id: string): Promise<void> {
+  if (!home) return
+  try {
+    await inCellOf(home, () =>
+      home.write(async tx => {
+        if ((await deleteGrantsOfProject(tx, id)) > 0) principalsChanged(tx, `project:${id}`)
+      }),
+    )
+  } catch (error) {
+    log.warn({ err: error, project_id: id }, 'the OAuth grants of a deleted project remain until the next sweep')
+  }
+}
 
 async function deleteRows(tx: Tx, id: string, force: boolean): Promise<void> {
   // Inserts lock this row FOR KEY SHARE through their foreign key: from now on they wait, and then fail.
@@ -92,7 +110,7 @@ const deleteWhenDue = (services: Services, id: string, now: Date): Promise<boole
   services.write(async tx => {
     const row = await projectKind.find(tx, id, true)
     if (!row?.delete_at || new Date(row.delete_at) > now) return false
-    await deleteProject(tx, id, true)
+    await deleteProject(services, tx, id, true)
     tx.audit(
       newAuditEntry({
         project_id: null,

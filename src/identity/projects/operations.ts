@@ -116,7 +116,7 @@ export const projectOperations: Operation[] = [
       // The audit entry belongs to the deployment, so that it outlives the project.
       audit.project_id = null
       if (query.grace_days) await scheduleDelete(tx, services, resource.id, query.grace_days)
-      else await deleteProject(tx, resource.id, query.force)
+      else await deleteProject(services, tx, resource.id, query.force)
     },
   }),
   projects.action('pause', {
