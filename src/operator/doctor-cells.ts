@@ -8,6 +8,8 @@ import { copiesState } from '#core/services/copies.ts'
 import type { OpenServices } from '#core/services/lifecycle.ts'
 import { raiseUnknownCell } from './cell-services.ts'
 import { checkConnections, checkKeys, checkMigrations, checkMonths, checkServer } from './doctor-database.ts'
+import { checkAddresses, checkBrowserKeys, checkQueues } from './doctor-work.ts'
+import { commandLog } from './environment.ts'
 import { type Check, describeError } from './output.ts'
 
 /** A cell of the deployment as commands see it. `url` is null if no configured key opens it. */
@@ -51,6 +53,8 @@ export async function checkCell(config: Config, { name, number, state, url, list
       checks.push(migrations)
       if (migrations.status !== 'fail') {
         checks.push(...(await checkMonths(pool)), ...(await checkKeys(config, pool)))
+        checks.push(...(await checkQueues(listenUrl, pool, commandLog(process.env), name)))
+        checks.push(await checkAddresses(config, pool), await checkBrowserKeys(pool))
         if (number !== HOME.number && state !== 'down' && state !== 'moving')
           checks.push(await checkCopies(config, { name, number, url }))
       }

@@ -5,9 +5,8 @@ import { poolerProblem } from '#core/db/connections.ts'
 import { addressOf } from '#core/db/database-url.ts'
 import { openPool, type Pool } from '#core/db/pool.ts'
 import { loadModules } from '#core/modules/module.ts'
-import { createEgress } from '#core/net/egress.ts'
-import { deadLetterQueue, queues as declared, openQueues, type QueueStats } from '#core/queues/queue.ts'
 import { DEVELOPMENT_KEY } from '#core/secrets/secretbox.ts'
+import { HOME } from '#core/services/cell.ts'
 import { WORKER_KINDS } from '#core/work/settings.ts'
 import { hasUsers } from '#identity/users/store.ts'
 import { modules } from '#modules.ts'
@@ -26,11 +25,10 @@ import {
   SKEW_WARN_MS,
 } from './doctor-database.ts'
 import { checkSettings } from './doctor-settings.ts'
+import { checkAddresses, checkBrowserKeys, checkQueues } from './doctor-work.ts'
 import { commandLog, type Environment, openDeployment } from './environment.ts'
 import { type Check, describeError, printChecks } from './output.ts'
-import { countBrowserKeys, listHeartbeats, listLiteralAddresses, listQueueNames } from './store.ts'
-
-const LATE_SECONDS = 60
+import { listHeartbeats } from './store.ts'
 
 /**
  * `muster doctor`: runs all checks without changing anything and prints a line for each. Sets exit code 1 if one fails.
@@ -90,7 +88,7 @@ async function runChecks(env: Environment): Promise<Check[]> {
     checks.push(migrations)
     if (migrations.status === 'fail') return checks
     checks.push(...(await checkMonths(pool)))
-    checks.push(...(await checkQueues(config, pool, env)))
+    checks.push(...(await checkQueues(config.DATABASE_LISTEN_URL, pool, commandLog(env), HOME.name)))
     checks.push(...(await checkWorkers(config, pool)))
     checks.push(...(await checkContent(config)))
     if (!broken.has('SECRETS_ENCRYPTION_KEY')) {
@@ -144,83 +142,6 @@ async function checkUsers(pool: Pool): Promise<Check> {
   if (await hasUsers(pool)) return { name: 'users', status: 'ok', detail: 'at least one user exists' }
   return { name: 'users', status: 'warn', detail: 'no user exists', fix: 'Run muster bootstrap.' }
 }
-
-/** Lists records whose address the egress rule blocks, judged without a lookup. */
-async function checkAddresses(config: Config, pool: Pool): Promise<Check> {
-  const name = 'addresses'
-  const egress = createEgress({ allowHosts: config.EGRESS_ALLOW_HOSTS, resolve: async () => [] })
-  const stored = await listLiteralAddresses(pool)
-  const blocked = [...new Set(stored.flatMap(({ id, address }) => (egress.refusal(address) ? id : [])))]
-  await egress.close()
-  if (blocked.length === 0)
-    return { name, status: 'ok', detail: 'no webhook, tool or provider has an address that the egress rule blocks' }
-  const ids = `${blocked.slice(0, 10).join(', ')}${blocked.length > 10 ? ', ...' : ''}`
-  return {
-    name,
-    status: 'warn',
-    detail: `${blocked.length} record(s) with an address that the egress rule blocks, which is never called: ${ids}`,
-    fix: 'Correct the addresses, or allow their hosts in EGRESS_ALLOW_HOSTS.',
-  }
-}
-
-async function checkBrowserKeys(pool: Pool): Promise<Check> {
-  const name = 'keys in browsers'
-  const count = await countBrowserKeys(pool)
-  if (count === 0) return { name, status: 'ok', detail: 'no key was sent by a browser in the last seven days' }
-  return {
-    name,
-    status: 'warn',
-    detail: `${count} key(s) were sent by browsers in the last seven days`,
-    fix: 'Issue tokens of end users to pages (docs/end-users.md), and delete these keys; the log lists their IDs.',
-  }
-}
-
-async function checkQueues(config: Config, pool: Pool, env: Environment): Promise<Check[]> {
-  const present = new Set(await listQueueNames(pool))
-  const missing = declared
-    .all()
-    .flatMap(({ name }) => [name, deadLetterQueue(name)])
-    .filter(name => !present.has(name))
-  if (missing.length > 0)
-    return [{ name: 'queues', status: 'fail', detail: `missing: ${missing.join(', ')}`, fix: 'Run muster migrate.' }]
-  const log = commandLog(env)
-  const queues = await openQueues({
-    databaseUrl: config.DATABASE_LISTEN_URL,
-    connections: 1,
-    notifier: { notify: () => {} },
-    log,
-  })
-  try {
-    const stats = await queues.stats()
-    const sum = (key: 'waiting' | 'delayed' | 'active' | 'dead') => stats.reduce((total, each) => total + each[key], 0)
-    const checks: Check[] = [
-      {
-        name: 'queues',
-        status: 'ok',
-        detail: `${stats.length} queues: ${sum('waiting')} messages waiting, ${sum('delayed')} delayed, ${sum('active')} active`,
-      },
-    ]
-    for (const late of stats.filter(each => each.oldest_seconds > LATE_SECONDS)) checks.push(warnLateQueue(late))
-    const dead = stats.filter(each => each.dead > 0)
-    if (dead.length > 0)
-      checks.push({
-        name: 'dead letters',
-        status: 'warn',
-        detail: dead.map(each => `${each.queue} ${each.dead}`).join(', '),
-        fix: 'Run muster reprocess dead-letters list to see them, replay to retry them.',
-      })
-    return checks
-  } finally {
-    await queues.close()
-  }
-}
-
-const warnLateQueue = ({ queue, waiting, oldest_seconds }: QueueStats): Check => ({
-  name: 'queues',
-  status: 'warn',
-  detail: `${queue}: ${waiting} waiting, the oldest for ${Math.round(oldest_seconds)} s`,
-  fix: `Start more workers: npm run worker ${declared.get(queue).concern}`.trimEnd(),
-})
 
 async function checkWorkers(config: Config, pool: Pool): Promise<Check[]> {
   const processes = await listHeartbeats(pool)

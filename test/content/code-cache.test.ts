@@ -553,6 +553,7 @@ describe('codes kept in the process', () => {
     before(async () => {
       outer = app
       app = await startApp({
+        together: true,
         env: { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '128', KNOWLEDGE_QUERY_TIMEOUT_MS: '1000' },
       })
     })

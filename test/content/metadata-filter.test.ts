@@ -6,7 +6,7 @@ import { forSuite } from '../support/suite.ts'
 import { makeDocument } from './documents-support.ts'
 
 describe('metadata filters', () => {
-  const app = forSuite(startApp)
+  const app = forSuite(() => startApp({ together: true }))
   const project = forSuite(() => app.project())
   before(async () => {
     for (const [title, metadata] of Object.entries({

@@ -257,7 +257,15 @@ describe('muster cells', function () {
     assert.equal(all.code, 0, all.stdout)
     const names = z.array(z.object({ name: z.string(), status: z.string() })).parse(JSON.parse(all.stdout).checks)
     for (const cell of ['home', 'two', 'three'])
-      for (const check of ['database', 'clock', 'connections', 'migrations', ...(cell === 'home' ? [] : ['copies'])])
+      for (const check of [
+        'database',
+        'clock',
+        'connections',
+        'migrations',
+        'queues',
+        'addresses',
+        ...(cell === 'home' ? [] : ['copies']),
+      ])
         assert.ok(
           names.some(({ name, status }) => name === `${cell} ${check}` && status === 'ok'),
           `${cell} ${check}`,
@@ -344,6 +352,9 @@ describe('muster cells', function () {
       [[id, 'event.dispatch']],
     )
     assert.equal((await deadLetters('inspect', id, '--cell', 'two')).id, id)
+    const { stdout: checks } = await muster(['cells', 'check', 'two'])
+    assert.match(checks, /^warn +two dead letters +event\.dispatch 1$/m)
+    assert.match(checks, /list --cell two to see them/)
     assert.equal((await deadLetters('replay', '--json')).replayed, 0)
     assert.equal((await deadLetters('replay', '--json', '--cell', 'two')).replayed, 1)
     assert.equal((await rows(two, `select from job where name = 'event.dispatch'`)).length, 1)

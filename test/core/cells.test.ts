@@ -71,6 +71,53 @@ describe('a deployment with cells', function () {
     await Promise.all([next.kill('SIGTERM'), all.kill('SIGTERM')])
   })
 
+  it('has the policies of its formations at home', async () => {
+    const { id } = await cells.project('second')
+    const policy = (action: string) => ({
+      type: 'policy',
+      properties: {
+        name: 'of a formation',
+        document: { statement: [{ effect: 'Allow', action: [action], resource: [`srn:${id}:*:*`] }] },
+      },
+    })
+    const template = (action: string) => ({
+      resources: {
+        Policy: policy(action),
+        Key: { type: 'api_key', properties: { name: 'one', policy_ids: [{ ref: 'Policy' }] } },
+      },
+    })
+    const settled = (formation: string) =>
+      eventually(async () => {
+        const { body } = await cells.admin.get(`/formations/${formation}`)
+        return ['active', 'failed'].includes(body.status) && body
+      })
+    const made = await cells.admin.post('/formations', {
+      project_id: id,
+      name: 'stack',
+      template: template('conversations:*'),
+    })
+    assert.ok(made.status < 300, JSON.stringify(made.body))
+    const formation = await settled(made.body.id)
+    assert.equal(formation.status, 'active', JSON.stringify(formation))
+    const idOf = (logicalId: string) =>
+      formation.resources.find((each: { logical_id: string }) => each.logical_id === logicalId).physical_resource_id
+    const path = `/policies/${idOf('Policy')}`
+    const actions = async () => (await cells.admin.get(path)).body.document?.statement[0].action
+    assert.deepEqual(await actions(), ['conversations:*'])
+    assert.equal((await cells.admin.delete(path)).status, 409)
+    const changed = await cells.admin.put(`/formations/${formation.id}`, { template: template('actors:*') })
+    assert.ok(changed.status < 300, JSON.stringify(changed.body))
+    await eventually(async () => (await actions())?.[0] === 'actors:*')
+    await settled(formation.id)
+    const rows = (databaseUrl: string) =>
+      cells.rows(databaseUrl, 'select document::text from policies where id = $1', [idOf('Policy')])
+    assert.deepEqual(await rows(cells.second), await rows(cells.home))
+    const deleted = await cells.admin.delete(`/formations/${formation.id}`)
+    assert.ok(deleted.status < 300, JSON.stringify(deleted.body))
+    await eventually(async () => (await cells.admin.get(path)).status === 404)
+    await eventually(async () => (await rows(cells.second)).length === 0)
+  })
+
   it('requires a project of what cannot be merged, and pages that begin early', async () => {
     const search = await cells.admin.post('/knowledge/search', { query: 'x' })
     const page = await cells.admin.get('/conversations?offset=10001')

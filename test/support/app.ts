@@ -16,7 +16,7 @@ import { loadedModules, loadModules, workForConcerns } from '#core/modules/modul
 import { inCellOf } from '#core/services/cell.ts'
 import { sealedForCell } from '#core/services/cell-directory.ts'
 import { Cells } from '#core/services/cells.ts'
-import { startCopies } from '#core/services/copies.ts'
+import { copiesState, startCopies } from '#core/services/copies.ts'
 import { type OpenServices, openServices } from '#core/services/lifecycle.ts'
 import { openLocalWork } from '#core/work/local-work.ts'
 import type { WORKER_KINDS } from '#core/work/settings.ts'
@@ -324,6 +324,7 @@ export async function startApp(
     },
     async close() {
       await stopWorkers()
+      const differing = hasSecond ? await differingCopies(home, secondUrl) : []
       await new Promise(resolve => {
         server.close(resolve)
         server.closeAllConnections()
@@ -334,6 +335,7 @@ export async function startApp(
       await home.close()
       await telemetry.close(1000)
       await database.drop()
+      assert.deepEqual(differing, [], 'tables with other rows in the second cell than at home')
     },
   }
 }
@@ -362,6 +364,15 @@ async function startTestCells(
   const cells = new Cells(home, { role: 'worker', ...options })
   await cells.start()
   return cells
+}
+
+/** Tables of home with other rows in the second cell, which only copies may write, although copies had time to arrive. */
+async function differingCopies(home: OpenServices, url: string): Promise<string[]> {
+  for (let tries = 0; ; tries++) {
+    const { differing } = await copiesState(home, { name: 'second', number: 1, url })
+    if (differing.length === 0 || tries === 50) return differing
+    await sleep(100)
+  }
 }
 
 const hasSecondCell = async ({ pool, config }: OpenServices): Promise<boolean> =>

@@ -32,6 +32,16 @@ const tablesIn = ({ sql: text }: Query): string[] =>
 /** Whether all tables of a statement are at home, and copied to other cells. */
 const isOfHome = (tables: readonly string[]): boolean => tables.length > 0 && tables.every(table => atHome.has(table))
 
+/** Tables of the server that are the same in all cells. */
+const CATALOGUE: ReadonlySet<string> = new Set([
+  'pg_attribute',
+  'pg_class',
+  'pg_constraint',
+  'pg_index',
+  'pg_proc',
+  'pg_trigger',
+])
+
 /** Whether all tables of a statement are of the server or the database. */
 const isOfServer = (tables: readonly string[]): boolean => tables.every(table => table.startsWith('pg_'))
 
@@ -64,8 +74,8 @@ function addUp(rows: readonly Row[]): Row {
 /**
  * Statements of tests, past the API, in a deployment with cells: a statement with the ID of a row or project of another cell than
  * home is executed there, a statement about users and policies at home, an insert or a plan without such IDs in the cell of `main`, one
- * about the server or the database in the cell of `main` if the cells have one database, and every other one in all cells, with the
- * rows of all.
+ * about the catalogue in the cell of `main`, and about the server too if the cells have one database, and every other one in all cells,
+ * with the rows of all.
  */
 export function poolOfCells(cells: Cells, main: Services): Queryable {
   const everywhere = () => {
@@ -79,7 +89,8 @@ export function poolOfCells(cells: Cells, main: Services): Queryable {
     if (isOfHome(tables)) return [cells.home]
     if (/^\s*create\b/i.test(query.sql)) return everywhere()
     if (/\binsert into\b|^\s*explain\b/i.test(query.sql)) return [main]
-    if (!HAS_TWO_SERVERS && tables.length > 0 && isOfServer(tables)) return [main]
+    if (tables.length > 0 && isOfServer(tables) && (!HAS_TWO_SERVERS || tables.every(table => CATALOGUE.has(table))))
+      return [main]
     return everywhere()
   }
   const execute = async (query: Query) => {

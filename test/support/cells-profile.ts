@@ -12,6 +12,7 @@ const ONE_DATABASE = 'is about migrations, connections or queues of one database
 
 /** Tests that a run with `--cells` leaves out, unless they are given, with the reason. */
 export const EXCLUDED: Readonly<Record<string, string>> = {
+  'test/bin/muster.test.ts': 'runs commands on home, for which test/core/cells-commands.test.ts has those of cells',
   'test/console/cells.test.ts': MAKES_CELLS,
   'test/control/system.test.ts': 'reads the status and the messages of home, the only cell that these operations read',
   'test/core/cell-copies.test.ts': MAKES_CELLS,

@@ -4,7 +4,7 @@ import { injectFault } from '#core/base/fault-injection.ts'
 import { isTransient } from '#core/db/database-errors.ts'
 import type { AttemptFields } from '#core/work/attempt.ts'
 import type { Tx } from '#core/writes/writer.ts'
-import { appliedState, createResource, deleteResource, requireType, updateResource } from '../plans/apply.ts'
+import { appliedState, createResource, deleteResource, isOutside, requireType, updateResource } from '../plans/apply.ts'
 import { type CompiledTemplate, type DeclaredResource, withoutDeferred } from '../plans/compile.ts'
 import { readImportedValues } from '../plans/imports.ts'
 import { findLive, listLiveResources } from '../plans/live.ts'
@@ -207,12 +207,15 @@ type TrackedStep = ResourceStep & { tracked: TrackedRow }
  * Returns a no-op step as an update if the plan had an update and an earlier attempt may have applied it without recording
  * it: its worker may have been lost between the call and the commit.
  */
-function repeatIfUnrecorded({ operation: { plan }, workAttempt }: OperationAttempt, step: ResourceStep): ResourceStep {
+function repeatIfUnrecorded(
+  { services, operation: { plan }, workAttempt }: OperationAttempt,
+  step: ResourceStep,
+): ResourceStep {
   const planned = plan?.find(({ logical_id }) => logical_id === step.declared.logical_id)
   if (step.action !== 'no-op' || workAttempt.claim.claims === 1 || planned?.action !== 'update') return step
   const changed = Object.keys(planned.diff?.desired ?? {}).filter(name => name in step.desired)
   const repeated: ResourceStep = { ...step, action: 'update', changed }
-  return isOutside(repeated) ? repeated : step
+  return isOutside(services, repeated) ? repeated : step
 }
 
 /** Applies one step and passes the tracked row after it to `onApplied`. Returns the failure. */
@@ -233,7 +236,7 @@ async function applyStep(
   }
   const failed = (error: unknown): RecordedFailure => operationFailure(attempt, refusal(error), declared.logical_id)
   // A call outside the transaction runs before its event is written; a repeat finds its result by the key.
-  const outside = isOutside(step) ? await work().catch(failed) : null
+  const outside = isOutside(attempt.services, step) ? await work().catch(failed) : null
   await injectFault(attempt.services, 'formation_called')
   const failure = await attempt.write(async (tx, addEvent) => {
     const applied = outside ?? (await (isOneCall(step) ? work(tx) : tx.nested(work)).catch(failed))
@@ -283,15 +286,6 @@ function refuseOverwrites({ declared: { logical_id }, overwritten }: ResourceSte
     message: `${overwritten[0]} of ${logical_id} was changed outside the formation since the last deploy`,
     meta: { conflicts },
   })
-}
-
-/** Whether a step calls a handler or an operation with a separate transaction. */
-function isOutside({ declared: { type }, action }: ResourceStep): boolean {
-  if (type.registered) return true
-  const { create: creation, update: change } = type.operations
-  return action === 'update'
-    ? !(change ? joinsTransaction(change) : joinsTransaction(creation))
-    : !joinsTransaction(creation)
 }
 
 function recordApplied(
@@ -357,15 +351,21 @@ async function deleteWithEvent(
   id: string,
   writeEvent: (addEvent: AddEvent, failure: RecordedFailure | null) => void,
 ): Promise<RecordedFailure | null> {
-  const hasHandler = findType(attempt.services, row.resource_type)?.registered !== null
-  const outside = hasHandler ? await removeTracked(attempt, row, id) : null
+  const isSeparate = isDeletedOutside(attempt, row)
+  const outside = isSeparate ? await removeTracked(attempt, row, id) : null
   const failure = await attempt.write(async (tx, addEvent) => {
-    const failure = hasHandler ? outside : await removeTracked(attempt, row, id, tx)
+    const failure = isSeparate ? outside : await removeTracked(attempt, row, id, tx)
     writeEvent(addEvent, failure)
     return failure
   })
   await injectFault(attempt.services, 'formation_step')
   return failure
+}
+
+/** Whether a handler or an operation with a separate transaction deletes a tracked resource. */
+export function isDeletedOutside({ services }: OperationAttempt, { resource_type }: TrackedRow): boolean {
+  const type = findType(services, resource_type)
+  return !!type && (type.registered !== null || !joinsTransaction(services, type.operations.delete))
 }
 
 /** Deletes a tracked resource. Returns the failure; the writes of a failed delete are rolled back. */
@@ -377,7 +377,7 @@ export async function removeTracked(
 ): Promise<RecordedFailure | null> {
   try {
     const type = requireType(attempt.services, row)
-    const live = tx && !type.registered ? await findLive(tx, type, id, attempt.projectId) : null
+    const live = type.registered ? null : await findLive(tx ?? attempt.services.pool, type, id, attempt.projectId)
     const about = { id, row: live?.row ?? null, applied: row.applied, tracked: row }
     await deleteResource(attempt, type, about, { tx, key: `${row.id}.delete.${id}` })
     return null

@@ -48,12 +48,13 @@ async function call(
   { params, query, body }: CallRequest,
   { tx, key }: { tx?: Tx; key?: string },
 ): Promise<OperationResult> {
+  const joins = joinsTransaction(services, operation)
   const request = callAs(operation.gate === 'admin' ? unbound : caller, 'formation', {
     params,
     query,
     body: operation.receive ? undefined : (body ?? (operation.body ? {} : undefined)),
-    tx: tx && joinsTransaction(operation) ? tx : undefined,
-    idempotencyKey: operation.method === 'post' && !joinsTransaction(operation) ? key : undefined,
+    tx: joins ? tx : undefined,
+    idempotencyKey: operation.method === 'post' && !joins ? key : undefined,
   })
   const answer = await invokeOnce(
     services,
@@ -88,7 +89,11 @@ async function invokeOnce(
       const { path, idempotencyKey: key } = request
       const caller = await request.identify()
       if (caller && key !== undefined)
-        await endIdempotencyLease(services.pool, { credential_id: caller.credential.id, path, key })
+        await endIdempotencyLease((operation.kind?.global ? (services.home ?? services) : services).pool, {
+          credential_id: caller.credential.id,
+          path,
+          key,
+        })
       await sleep(IN_PROGRESS_PAUSE_MS, undefined, { signal })
     }
   }
@@ -99,6 +104,16 @@ const pick = (properties: JsonObject, isIncluded: (name: string) => boolean): Js
 
 const recordOf = ({ body }: OperationResult): JsonObject | null =>
   typeof body === 'object' && body !== null ? (body as JsonObject) : null
+
+/** Whether a step calls a handler or an operation with a separate transaction. */
+export function isOutside(
+  services: Services,
+  { declared: { type }, action }: Pick<ResourceStep, 'declared' | 'action'>,
+): boolean {
+  if (type.registered) return true
+  const { create: creation, update: change } = type.operations
+  return action === 'update' ? !joinsTransaction(services, change ?? creation) : !joinsTransaction(services, creation)
+}
 
 /** Creates the resource of a step. Without `tx`, a repeated call with the same `key` returns the resource of the first one. */
 export async function createResource(

@@ -255,5 +255,9 @@ export function itemArguments(type: BuiltInType, operation: Operation, id: strin
   )
 }
 
-/** Whether an operation can join a transaction. Other operations are repeated under an idempotency key after a lost worker. */
-export const joinsTransaction = ({ transaction, reads }: Operation): boolean => transaction || reads
+/**
+ * Whether an operation can join a transaction of the cell of a formation. Other operations, such as all that write rows at home for
+ * another cell, are repeated under an idempotency key after a lost worker.
+ */
+export const joinsTransaction = ({ home }: Pick<Services, 'home'>, { transaction, reads, kind }: Operation): boolean =>
+  (transaction || reads) && !(home && kind?.global)
