@@ -118,6 +118,19 @@ describe('a deployment with cells', function () {
     await eventually(async () => (await rows(cells.second)).length === 0)
   })
 
+  it('shows prices of all projects once, to credentials of its projects too', async () => {
+    const price = { model: 'priced', component: 'input_tokens', unit: 'token', unit_price: 0.1, provider: 'one' }
+    const written = await cells.admin.put('/usage/prices', {
+      prices: [{ ...price, effective_from: '2026-01-01T00:00:00.000Z' }],
+    })
+    assert.equal(written.status, 200, JSON.stringify(written.body))
+    const [home, second] = [await cells.project('home'), await cells.project('second')]
+    for (const caller of [cells.admin, home.key, second.key]) {
+      const { body } = await caller.get('/usage/prices?model=priced')
+      assert.deepEqual([body.total, body.data[0]?.unit_price], [1, 0.1])
+    }
+  })
+
   it('requires a project of what cannot be merged, and pages that begin early', async () => {
     const search = await cells.admin.post('/knowledge/search', { query: 'x' })
     const page = await cells.admin.get('/conversations?offset=10001')
