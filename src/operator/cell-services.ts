@@ -31,15 +31,17 @@ export async function withCell<T>(
 }
 
 /**
- * Runs work with all modules loaded and open services of a cell of the deployment, without a name of home.
- * @throws CommandError if no cell has the name
+ * Runs work with all modules loaded and the services of the cell of a name.
+ * @throws CommandError if no cell has the name, or its cell is down or being moved
  */
 export const withCellServices = <T>(
-  { data, cell }: { data: string; cell?: string },
+  { data, cell: name }: { data: string; cell: string },
   work: (services: OpenServices) => Promise<T>,
 ): Promise<T> =>
-  withServices(data, async home =>
-    cell === undefined || cell === HOME.name
-      ? work(home)
-      : withCell(home, (await findCell(home.pool, home, cell)) ?? raiseUnknownCell(cell), work),
-  )
+  withServices(data, async home => {
+    if (name === HOME.name) return work(home)
+    const cell = (await findCell(home.pool, home, name)) ?? raiseUnknownCell(name)
+    if (cell.state === 'down' || cell.state === 'moving')
+      throw new CommandError(`cell ${name} is ${cell.state}`, 'Run muster cells check.')
+    return withCell(home, cell, work)
+  })

@@ -28,7 +28,7 @@ function errorLine({ error }: DeadLetter): string {
 /** `muster reprocess dead-letters list`. */
 export const listDeadLetters = (options: {
   data: string
-  cell?: string
+  cell: string
   queue?: string
   limit?: number
   json?: boolean
@@ -51,7 +51,7 @@ export const listDeadLetters = (options: {
  * `muster reprocess dead-letters inspect <id>`: prints a dead letter as JSON.
  * @throws CommandError if it does not exist
  */
-export const inspectDeadLetter = (id: string, options: { data: string; cell?: string }): Promise<void> =>
+export const inspectDeadLetter = (id: string, options: { data: string; cell: string }): Promise<void> =>
   withCellServices(options, async ({ queues }) => {
     const letter = isUuid(id) ? await queues.deadLetters.inspect(id) : null
     if (!letter) throw new CommandError(`dead letter ${id} not found`)

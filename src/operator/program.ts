@@ -41,6 +41,8 @@ function collectReport(file: string, previous: string[]): string[] {
 const dataOption = () =>
   new Option('--data <directory>', 'directory of the database and secrets of up').default(DATA_DIRECTORY)
 
+const cellOption = () => new Option('--cell <name>', 'cell to work on').default('home')
+
 const examples = (...lines: [command: string, explanation: string][]): string => {
   const width = Math.max(...lines.map(([command]) => command.length))
   return `\nExamples:\n${lines.map(([command, text]) => `  $ ${command.padEnd(width)}  ${text}`).join('\n')}`
@@ -49,6 +51,7 @@ const examples = (...lines: [command: string, explanation: string][]): string =>
 const withFilters = (command: Command) =>
   command
     .addOption(dataOption())
+    .addOption(cellOption())
     .option('--project <id>', 'only this project')
     .option('--from <time>', 'only from this time', parseTime)
     .option('--to <time>', 'only up to this time', parseTime)
@@ -238,6 +241,7 @@ function addReprocessCommands(muster: Command): void {
     .command('work')
     .description('wake overdue items of durable work that have no message')
     .addOption(dataOption())
+    .addOption(cellOption())
     .option('--kind <name>', 'only this kind, for example export.build')
     .option('--limit <number>', 'maximum number', parsePositiveInteger)
     .option('--dry-run', 'count only')
@@ -263,6 +267,7 @@ function addReprocessCommands(muster: Command): void {
     .command('usage')
     .description('recompute usage totals, by day and project, that differ from the usage events')
     .addOption(dataOption())
+    .addOption(cellOption())
     .option('--project <id>', 'only this project')
     .option('--from <time>', 'only from this time', parseTime)
     .option('--to <time>', 'only up to this time', parseTime)
@@ -274,17 +279,16 @@ function addReprocessCommands(muster: Command): void {
     .description('recompute hashes, search words and vectors of memories, newest first')
     .option('--missing', 'only memories without a vector of the configured model')
     .action(async options => (await import('./reprocess.ts')).reprocessMemory(options))
-  const deadLetters = addDeadLetterCommands(reprocess)
-  for (const each of [...reprocess.commands, ...deadLetters.commands])
-    if (each !== deadLetters) each.option('--cell <name>', 'cell whose work it is', 'home')
+  addDeadLetterCommands(reprocess)
 }
 
-function addDeadLetterCommands(reprocess: Command): Command {
+function addDeadLetterCommands(reprocess: Command): void {
   const deadLetters = reprocess.command('dead-letters').description('manage messages that failed on every attempt')
   deadLetters
     .command('list')
     .description('list dead letters, newest first')
     .addOption(dataOption())
+    .addOption(cellOption())
     .option('--queue <name>', 'only this queue')
     .option('--limit <number>', 'maximum number, default 100', parsePositiveInteger)
     .option('--json', 'print the result as JSON')
@@ -294,12 +298,12 @@ function addDeadLetterCommands(reprocess: Command): Command {
     .description('print a dead letter with its data and last error')
     .argument('<id>')
     .addOption(dataOption())
+    .addOption(cellOption())
     .action(async (id, options) => (await import('./dead-letters.ts')).inspectDeadLetter(id, options))
   withFilters(deadLetters.command('replay'))
     .description('move dead letters back to their queues, oldest first')
     .option('--queue <name>', 'only this queue')
     .action(async options => (await import('./dead-letters.ts')).replayDeadLetters(options))
-  return deadLetters
 }
 
 function addMaintenanceCommands(muster: Command): void {

@@ -39,7 +39,7 @@ import {
 
 export type ReprocessFilters = {
   data: string
-  cell?: string
+  cell: string
   project?: string
   from?: Date
   to?: Date

@@ -6,7 +6,7 @@ import { queueMessage } from '#core/queues/queue.ts'
 import { handler } from '#core/work/handler.ts'
 import { claimMessages } from '#core/work/message-claims.ts'
 import { startWorkers } from '#core/work/worker.ts'
-import { CELLS, eventually } from '../support/app.ts'
+import { CELL_COUNT, eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
 import { startProcess } from '../support/processes.ts'
 import { postedBy } from '../support/replies.ts'
@@ -125,7 +125,7 @@ describe('views to operate a deployment', function () {
     })
 
     it('has no cells in a deployment without them', async function () {
-      if (CELLS > 1) return this.skip()
+      if (CELL_COUNT > 1) return this.skip()
       const { page, problems } = await open('start')
       const listed = page.waitForResponse('**/api/v1/system/cells**')
       await go(page, at('queue'))

@@ -6,7 +6,7 @@ import { manualClock } from '#core/base/clock.ts'
 import { rawQuery, sql } from '#core/db/sql.ts'
 import { workForConcerns } from '#core/modules/module.ts'
 import { openServices } from '#core/services/lifecycle.ts'
-import { CELLS, eventually, startApp, type TestApp } from '../support/app.ts'
+import { CELL_COUNT, eventually, startApp, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { loadBeside } from '../support/modules.ts'
 import { createdBy } from '../support/replies.ts'
@@ -408,7 +408,7 @@ describe('storage', () => {
     })
 
     it('take one statement a project besides its transaction', async function () {
-      if (CELLS > 1) return this.skip()
+      if (CELL_COUNT > 1) return this.skip()
       await app.project()
       const before = app.statements.length
       const { measured } = await snapshot({ all: true })

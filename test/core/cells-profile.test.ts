@@ -12,7 +12,7 @@ async function runProfile(env: Record<string, string>): Promise<void> {
   const args = ['node_modules/mocha/bin/mocha.js', '--parallel', '--jobs', '2', '--exit', ...PROFILE]
   const { code = 0, stdout } = await run(process.execPath, args, {
     cwd: root,
-    env: { ...process.env, ...env },
+    env: { ...process.env, TEST_POOLER: '', ...env },
     maxBuffer: 64 * 1024 ** 2,
   }).catch(error => error)
   assert.equal(code, 0, stdout)

@@ -262,7 +262,7 @@ describe('a cell whose server is lost', function () {
     await turnOf(before)
   })
 
-  it('answers alike for a hidden and an unknown item of a cell that projects have left to it', async () => {
+  it('answers alike for a hidden and an unknown item while it is down and may have it', async () => {
     const [home, own] = [await cells.project('home'), await cells.project('home')]
     const { id: hidden } = await postedBy(home.key, '/conversations', { name: 'Hidden' })
     const { id: visible } = await postedBy(own.key, '/conversations', { name: 'Visible' })
@@ -294,6 +294,8 @@ describe('a cell whose server is lost', function () {
     // Until the web process has read the entry, the item is known to be at home.
     await eventually(async () => (await member.get(`/conversations/${unknown}`)).status === 503)
     assert.deepEqual(await answers(), [503, 503])
+    const atHome = await cells.admin.get(`/policies/pol_${'7'.repeat(26)}`)
+    assert.equal(atHome.status, 404)
     for (const caller of [member, cells.admin])
       assert.equal((await caller.get(`/conversations/${visible}`)).status, 200)
     await cells.restart?.()

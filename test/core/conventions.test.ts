@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { isDeepStrictEqual } from 'node:util'
 import { onSeparateConnection } from '#core/db/pool.ts'
 import { sql } from '#core/db/sql.ts'
-import { CELLS, type Client, eventually, type Reply, startApp } from '../support/app.ts'
+import { CELL_COUNT, type Client, eventually, type Reply, startApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { type Described, describedOperations, withoutSharing } from '../support/fuzz.ts'
 import { populate } from '../support/populate.ts'
@@ -53,7 +53,7 @@ const hasId = (body: unknown): boolean => typeof body === 'object' && body !== n
 const REFUSING = ['listUsageEvents']
 
 describe('conventions', () => {
-  const app = forSuite(() => startApp({ together: true }))
+  const app = forSuite(startApp)
   let ids: Record<string, string>
   let operations: Described[]
   let schemas: Json
@@ -131,7 +131,7 @@ describe('conventions', () => {
 
     it('beyond its end is empty with the exact total', async () => {
       // Lists of several cells without a project begin early.
-      const beyond = CELLS > 1 ? 999 : 999999999999999
+      const beyond = CELL_COUNT > 1 ? 999 : 999999999999999
       for (const list of local()) {
         const all = await call(app.admin, list, undefined, `?limit=1${needed(list)}`)
         const { status, body } = await call(app.admin, list, undefined, `?offset=${beyond}${needed(list)}`)
@@ -798,7 +798,7 @@ describe('conventions', () => {
         await transaction.query(sql.unsafe`delete from ${sql.identifier([table])} where id = ${id}`)
         sent = send()
         const waits = () =>
-          pool.exists(
+          app.pool.exists(
             sql.unsafe`select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`,
           )
         await eventually(() => onSeparateConnection(waits))

@@ -49,7 +49,7 @@ describe('errors of the database', function () {
   let app: TestApp
   let pool: Pool
   before(async () => {
-    app = await startApp({ together: true })
+    app = await startApp()
     pool = app.services.pool
   })
   after(() => app.close())

@@ -16,7 +16,7 @@ describe('other versions of PostgreSQL', function () {
       const server = await startOther(bin)
       try {
         const args = ['node_modules/mocha/bin/mocha.js', '--parallel', '--jobs', '2', '--exit', ...PROFILE]
-        const env = { ...process.env, TEST_DATABASE_URL: server.url }
+        const env = { ...process.env, TEST_POOLER: '', TEST_DATABASE_URL: server.url }
         const { stdout } = await run(process.execPath, args, { cwd: root, env }).catch(error => error)
         assert.match(stdout, /^ +\d+ passing/m)
         assert.doesNotMatch(stdout, /^ +\d+ failing/m, stdout)

@@ -144,34 +144,37 @@ describe('connections through PgBouncer', function () {
 
   it('shares 50 connections of the server among 1,000 clients', async function () {
     if (!keepsStatements()) return this.skip()
+    this.timeout(180_000)
     const url = await pooler({
       ...TRANSACTION_MODE,
       default_pool_size: String(SERVER_CONNECTIONS),
       max_client_conn: String(2 * CLIENTS),
     })
     const pool = await openPool({ databaseUrl: url, connections: CLIENTS })
-    const console = new pg.Client({ connectionString: url.replace(/\/[^/]*$/, '/pgbouncer') })
-    await console.connect()
+    const adminUrl = new URL(url)
+    adminUrl.pathname = '/pgbouncer'
+    const admin = new pg.Client({ connectionString: adminUrl.href })
     let isDone = false
     let answered = 0
     /** Uses one connection until the end, idle for most of the time. */
-    const statementsOf = (n: number, isStarted: () => void) =>
+    const useConnection = (n: number, onStarted: () => void) =>
       pool.connect(async connection => {
         while (!isDone) {
           assert.deepEqual(await connection.one(numberRow`select ${n}::int as n`), { n })
           answered++
-          isStarted()
+          onStarted()
           await sleep(IDLE_MS)
         }
       })
     try {
+      await admin.connect()
       const all = []
-      // Not all together: a connection has three seconds to open.
+      // In batches: a connection has three seconds to open.
       while (all.length < CLIENTS) {
         const started = []
         for (let n = 0; n < 20; n++) {
           const { promise, resolve } = Promise.withResolvers<void>()
-          all.push(statementsOf(all.length, resolve))
+          all.push(useConnection(all.length, resolve))
           started.push(promise)
         }
         await Promise.race([Promise.all(started), Promise.all(all)])
@@ -179,7 +182,7 @@ describe('connections through PgBouncer', function () {
       await works({ DATABASE_URL: url, DATABASE_LISTEN_URL: database.url })
       const before = answered
       await eventually(() => answered > before + 2 * CLIENTS)
-      const pools: Record<string, any>[] = (await console.query('show pools')).rows
+      const pools: Record<string, any>[] = (await admin.query('show pools')).rows
       const [{ cl_active, cl_waiting, sv_active, sv_idle, sv_used }] = pools.filter(
         each => each.database !== 'pgbouncer',
       )
@@ -191,7 +194,7 @@ describe('connections through PgBouncer', function () {
       await Promise.all(all)
     } finally {
       isDone = true
-      await console.end()
+      await admin.end()
       await pool.end()
     }
   })

@@ -10,7 +10,7 @@ describe('writes under cancels and lost connections', function () {
   const app = forSuite(startApp)
   let db: pg.Client
 
-  afterEach(() => db.end())
+  afterEach(() => db?.end())
 
   const CALLERS = 12
   const HITS = 60

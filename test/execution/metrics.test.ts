@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
 import { upload } from '../content/ingestion-support.ts'
 import { client } from '../local/double/client.ts'
-import { CELLS, eventually } from '../support/app.ts'
+import { CELL_COUNT, eventually } from '../support/app.ts'
 import { type Scrape, scrape } from '../support/metrics.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { startReceiver } from '../support/receiver.ts'
@@ -147,7 +147,7 @@ describe('metrics of work', function () {
       const slots = async (state: string) =>
         (await worker()).value('muster_worker_slots', { queue: 'turn.execute', state })
       await eventually(async () => (await slots('held')) === 0)
-      assert.equal(await slots('total'), 10 * CELLS)
+      assert.equal(await slots('total'), 10 * CELL_COUNT)
       await double.put('held', { rules: [{ reply: { text: 'x', gate: 'held-gate' } }] })
       const agent = await app.agent({ model: 'held/m' })
       for (let turn = 0; turn < 2; turn++)
@@ -255,7 +255,7 @@ describe('metrics of work', function () {
       }
       const slots = async (state: string) => (await scrape(worker.url)).value('muster_delivery_slots', { state })
       await eventually(() => receiver.requests.length > 0)
-      assert.deepEqual([await slots('held'), await slots('working'), await slots('total')], [1, 1, 250 * CELLS])
+      assert.deepEqual([await slots('held'), await slots('working'), await slots('total')], [1, 1, 250 * CELL_COUNT])
       release()
       await eventually(async () => (await slots('held')) === 0 && (await slots('working')) === 0)
       for (const concern of ['delivery', 'trigger', 'generation'])

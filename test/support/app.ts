@@ -134,7 +134,7 @@ const PLACE = (process.env.TEST_CELLS ?? null) as Place | null
 const places = new Map<string, { place: Place; made: number }>()
 
 /** Number of cells that each process of a test serves. */
-export const CELLS = PLACE ? 2 : 1
+export const CELL_COUNT = PLACE ? 2 : 1
 
 const Account = z.strictObject({ id: z.string(), role: z.enum(['admin', 'user']), token_version: z.number() })
 
@@ -204,7 +204,7 @@ cheapPasswords()
  * Starts the real application on a new database, in this process. `workers` names the concerns that run in a separate
  * worker process with the same settings. `inProcess` runs them in this process, for tests that count their statements or
  * call into them; a clock or a module of the test that is loaded implies it. `env` overrides settings. In the profile of cells,
- * `together` makes all projects in the second cell, for tests of shares and others whose projects need the same one.
+ * `together` makes all projects in the second cell, for tests that share between projects, or write past the API in one cell.
  */
 export async function startApp(
   options: {
@@ -249,8 +249,8 @@ export async function startApp(
   const cells = PLACE ? await startTestCells(home, secondUrl, { serve, options: opening }) : null
   const serving = await inCellOf(home, () => serve(home))
   const isTogether = options.together || PLACE === 'second'
-  const hasSecond = !!cells?.named('second')
-  const second = isTogether && (cells?.named('second')?.services as OpenServices | null)
+  const secondCell = cells?.named('second')
+  const second = isTogether && (secondCell?.services as OpenServices | null)
   const services = second ? writingInCell(second) : home
   const app: App = createApp(home)
   const server = openServer(app.http, {
@@ -260,7 +260,7 @@ export async function startApp(
   })
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
-  places.set(url, { place: !hasSecond ? 'home' : isTogether ? 'second' : 'alternate', made: 0 })
+  places.set(url, { place: !secondCell ? 'home' : isTogether ? 'second' : 'alternate', made: 0 })
   const worker = await starting
   const stopWorkers = worker ? worker.stop : await inCellOf(home, () => startInside(home, inside ? concerns : []))
   const pool = cells ? poolOfCells(cells, services) : home.pool
@@ -324,7 +324,7 @@ export async function startApp(
     },
     async close() {
       await stopWorkers()
-      const differing = hasSecond ? await differingCopies(home, secondUrl) : []
+      const differing = secondCell ? await differingCopies(home, secondUrl) : []
       await new Promise(resolve => {
         server.close(resolve)
         server.closeAllConnections()
@@ -366,13 +366,15 @@ async function startTestCells(
   return cells
 }
 
-/** Tables of home with other rows in the second cell, which only copies may write, although copies had time to arrive. */
+/** Returns the copied tables whose rows in the second cell differ from home, after a wait for the copies. */
 async function differingCopies(home: OpenServices, url: string): Promise<string[]> {
-  for (let tries = 0; ; tries++) {
-    const { differing } = await copiesState(home, { name: 'second', number: 1, url })
-    if (differing.length === 0 || tries === 50) return differing
-    await sleep(100)
+  let differing: string[] = []
+  const areEqual = async () => {
+    differing = (await copiesState(home, { name: 'second', number: 1, url })).differing
+    return differing.length === 0
   }
+  await eventually(areEqual).catch(error => differing.push(String(error)))
+  return differing
 }
 
 const hasSecondCell = async ({ pool, config }: OpenServices): Promise<boolean> =>

@@ -32,7 +32,7 @@ const tablesIn = ({ sql: text }: Query): string[] =>
 /** Whether all tables of a statement are at home, and copied to other cells. */
 const isOfHome = (tables: readonly string[]): boolean => tables.length > 0 && tables.every(table => atHome.has(table))
 
-/** Tables of the server that are the same in all cells. */
+/** System catalogues, of which tests read the rows of one cell. */
 const CATALOGUE: ReadonlySet<string> = new Set([
   'pg_attribute',
   'pg_class',
@@ -74,8 +74,8 @@ function addUp(rows: readonly Row[]): Row {
 /**
  * Statements of tests, past the API, in a deployment with cells: a statement with the ID of a row or project of another cell than
  * home is executed there, a statement about users and policies at home, an insert or a plan without such IDs in the cell of `main`, one
- * about the catalogue in the cell of `main`, and about the server too if the cells have one database, and every other one in all cells,
- * with the rows of all.
+ * about the catalogue in the cell of `main`, and about the server too if the cells have one database, and every other one,
+ * such as `create`, in all cells, with the rows of all.
  */
 export function poolOfCells(cells: Cells, main: Services): Queryable {
   const everywhere = () => {

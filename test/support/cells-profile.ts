@@ -25,6 +25,7 @@ export const EXCLUDED: Readonly<Record<string, string>> = {
   'test/core/cells-profile.test.ts': 'runs tests itself',
   'test/core/cells-system.test.ts': MAKES_CELLS,
   'test/core/cells.test.ts': MAKES_CELLS,
+  'test/core/database-errors.test.ts': ONE_DATABASE,
   'test/core/database-socket.test.ts': ONE_DATABASE,
   'test/core/database.test.ts': ONE_DATABASE,
   'test/core/db.test.ts': ONE_DATABASE,

@@ -23,9 +23,21 @@ const spansEnvironment = (): Record<string, string> =>
       }
     : {}
 
-/** Addresses of a database in a run with `--pooler`: statements go through the pooler of the port in TEST_POOLER. */
+/** The server of a URL. */
+export function serverOf(databaseUrl: string): string {
+  const { host, searchParams } = new URL(databaseUrl)
+  return `${searchParams.get('host')} ${host}`
+}
+
+const isOfTests = (databaseUrl: string): boolean =>
+  databaseUrl !== '' && serverOf(databaseUrl) === serverOf(process.env.TEST_DATABASE_URL as string)
+
+/**
+ * Addresses of a database in a run with `--pooler`: for databases of the tests' server, statements go through the pooler of the port in
+ * TEST_POOLER.
+ */
 const databaseEnvironment = (databaseUrl: string): Record<string, string> =>
-  process.env.TEST_POOLER && databaseUrl
+  process.env.TEST_POOLER && isOfTests(databaseUrl)
     ? { DATABASE_URL: pooledUrl(databaseUrl, process.env.TEST_POOLER), DATABASE_LISTEN_URL: databaseUrl }
     : { DATABASE_URL: databaseUrl }
 

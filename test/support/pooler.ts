@@ -7,6 +7,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
 import { pooledUrl, tcpUrl } from './environment.ts'
 import { quietPort } from './postgres.ts'
+import { endWithThisProcess } from './processes.ts'
 
 /** The program of PgBouncer: of PGBOUNCER_BIN, else of the PATH; undefined without one. */
 export const PGBOUNCER: string | undefined =
@@ -65,19 +66,27 @@ export async function startPooler(databaseUrl: string, settings: Record<string, 
   // It refuses to run as root.
   const owner = process.getuid?.() === 0 ? { uid: NOBODY, gid: NOBODY } : {}
   const child = spawn(PGBOUNCER as string, [file], { stdio: 'ignore', ...owner })
+  endWithThisProcess(child)
   const stop = async () => {
     await end(child)
     fs.rmSync(dir, { recursive: true })
   }
-  while (!(await takesConnections(pooledUrl(databaseUrl, port)))) {
-    if (child.exitCode !== null) throw new Error('pgbouncer has ended')
-    await sleep(20)
+  try {
+    while (!(await takesConnections(pooledUrl(databaseUrl, port)))) {
+      if (child.exitCode !== null) throw new Error('pgbouncer has ended')
+      await sleep(20)
+    }
+  } catch (error) {
+    await stop()
+    throw error
   }
   return { port, stop }
 }
 
 /** Starts PgBouncer in transaction mode before the server of a run of tests, whose user gets the settings that it drops. */
 export async function startPoolerOfTests(databaseUrl: string): Promise<Pooler> {
+  if (!PGBOUNCER || !isSince(21))
+    throw new Error('--pooler requires PgBouncer 1.21 or later, on the PATH or in PGBOUNCER_BIN')
   const client = new pg.Client({ connectionString: databaseUrl })
   await client.connect()
   for (const [name, value] of Object.entries(SETTINGS))

@@ -6,7 +6,7 @@ import path from 'node:path'
 import pg from 'pg'
 import { withParameters } from '#core/db/database-url.ts'
 import { type EmbeddedServer, startEmbedded, stopEmbedded } from '#local/postgres.ts'
-import { testEnvironment } from './environment.ts'
+import { serverOf, testEnvironment } from './environment.ts'
 
 export { findFreePort as quietPort } from '#local/postgres.ts'
 
@@ -272,11 +272,6 @@ function templateHash(declarations: string[]): string {
 
 function databaseName(): string {
   return `muster_test_${randomBytes(8).toString('hex')}`
-}
-
-const serverOf = (databaseUrl: string): string => {
-  const { host, searchParams } = new URL(databaseUrl)
-  return `${searchParams.get('host')} ${host}`
 }
 
 const nameOf = (databaseUrl: string): string => new URL(databaseUrl).pathname.slice(1)

@@ -22,7 +22,7 @@ import { executeEverywhere } from './everywhere.ts'
 import { claimKey, replayResponse, responseForDeleted, storeRefusal } from './idempotent-replay.ts'
 import { operationContext, requireObject } from './input.ts'
 import { type Invocation, openInvocation } from './invocation.ts'
-import { openPlaced } from './place.ts'
+import { isFoundById, openPlaced } from './place.ts'
 import { toRefusal } from './refusal-mapping.ts'
 import {
   authenticateCaller,
@@ -127,8 +127,8 @@ async function runSteps(inv: Invocation): Promise<OperationResult> {
       const stored = await responseForDeleted(inv, error)
       if (stored) return replayResponse(inv, stored)
       // A refused caller does not learn from the answer of another cell that the item exists.
-      if (operation.param !== null && inv.caller?.project_id === null)
-        await inv.services.cells?.requireAnswers(itemId(inv))
+      if (inv.caller?.project_id === null && isFoundById(operation))
+        await inv.services.cells?.requireReachable(itemId(inv))
       throw error
     }
   }

@@ -23,6 +23,17 @@ import { peekProject } from './upload-project.ts'
 /** Kinds with rows at home that have a project. */
 const AT_HOME: ReadonlySet<string> = new Set(['oauth_grant'])
 
+/** Whether the rows of an operation are at home, whatever their IDs. */
+const isAtHome = ({ kind, across }: Operation): boolean =>
+  !!kind && !isAcross(across) && (kind.global || AT_HOME.has(kind.name))
+
+/**
+ * Whether the item of an operation is found by its ID, in the cells that may have it if projects have left the cell that made the
+ * ID.
+ */
+export const isFoundById = (operation: Operation): boolean =>
+  operation.param !== null && operation.kind?.name !== 'project' && !isAtHome(operation)
+
 /** Opens the invocation of a call in its cell. */
 export const openPlaced = (services: Services, operation: Operation, call: Call): Invocation | Promise<Invocation> =>
   services.cells && !call.tx
@@ -38,7 +49,7 @@ async function place(cells: Cells, operation: Operation, call: Call): Promise<In
   if (!caller) return open(cells.home)
   if (caller.project_id !== null) return open(cells.ofProject(caller.project_id))
   const { kind, shape, param, across } = operation
-  if (kind && !isAcross(across) && (kind.global || AT_HOME.has(kind.name))) return open(cells.home)
+  if (isAtHome(operation)) return open(cells.home)
   if (param !== null && kind?.name === 'project') return open(cells.ofProject(call.params[param]))
   const isOfItem = Object.values(call.params).some(isId) && !isAcross(across)
   // A project in the request of an item may be a value that it gets, unless it uses the item of another project.

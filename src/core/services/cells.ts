@@ -150,12 +150,12 @@ export class Cells {
   }
 
   /**
-   * Raises CELL_UNAVAILABLE if an unknown ID that the same cell made would, because a cell that projects of that one are in now does
-   * not answer: an item that is hidden from a caller is answered as an unknown one.
+   * Raises CELL_UNAVAILABLE if a cell that may have the item of an ID does not answer, also if another one has the item: a hidden
+   * item is answered as an unknown one.
    */
-  async requireAnswers(id: string): Promise<void> {
+  async requireReachable(id: string): Promise<void> {
     const number = cellOfId(id)
-    if (this.#projects.departedFrom(number).length > 0) await this.#items.requireAnswers(id, number)
+    if (this.#projects.departedFrom(number).length > 0) await this.#items.requireReachable(id, number)
   }
 
   /** Returns the cells that may have the keys that the cell of a number made, this one first. */

@@ -46,8 +46,8 @@ export class ItemCells {
     return undefined
   }
 
-  /** Raises CELL_UNAVAILABLE if a cell that may have an item does not answer, although another one has it. */
-  async requireAnswers(text: string, number: number): Promise<void> {
+  /** Raises CELL_UNAVAILABLE if a cell that may have an item does not answer, also if another one has it. */
+  async requireReachable(text: string, number: number): Promise<void> {
     await Promise.all(this.#cellsOf(number).map(cell => this.#isIn(cell, text)))
     this.#projects.requireSettled(number)
   }

@@ -71,10 +71,18 @@ export class OpenedCells {
     })
   }
 
-  /** Stops new work in the cells and waits for the running, for the end of the process. */
+  /**
+   * Stops new work in the cells and waits for the running, for the end of the process. Each cell has no more heartbeats from its end
+   * on, which may be long before the end of others: without a row of them no other worker misses them.
+   */
   async drain(): Promise<void> {
     this.#isDraining = true
-    await Promise.all([...this.#opened.values()].map(({ serving }) => serving?.drain()))
+    await Promise.all(
+      [...this.#opened.values()].map(async ({ serving }) => {
+        await serving?.drain()
+        await serving?.end()
+      }),
+    )
   }
 
   /** Closes the services of the cells. */

@@ -4,7 +4,15 @@ import { injectFault } from '#core/base/fault-injection.ts'
 import { isTransient } from '#core/db/database-errors.ts'
 import type { AttemptFields } from '#core/work/attempt.ts'
 import type { Tx } from '#core/writes/writer.ts'
-import { appliedState, createResource, deleteResource, isOutside, requireType, updateResource } from '../plans/apply.ts'
+import {
+  appliedState,
+  createResource,
+  deleteResource,
+  isAppliedOutside,
+  isDeletedOutside,
+  requireType,
+  updateResource,
+} from '../plans/apply.ts'
 import { type CompiledTemplate, type DeclaredResource, withoutDeferred } from '../plans/compile.ts'
 import { readImportedValues } from '../plans/imports.ts'
 import { findLive, listLiveResources } from '../plans/live.ts'
@@ -22,8 +30,7 @@ import {
   updateTracked,
 } from '../records/store.ts'
 import type { TemplateScope } from '../template/expressions.ts'
-import { joinsTransaction } from '../types/built-in.ts'
-import { findType } from '../types/find.ts'
+import { servicesOfKind } from '../types/built-in.ts'
 import type { Live } from '../types/model.ts'
 import { type AddEvent, eventOf, type OperationAttempt, operationFailure } from './operation-attempt.ts'
 import { HIDDEN, resolveMetadata, resolveOutputs } from './outputs.ts'
@@ -215,7 +222,7 @@ function repeatIfUnrecorded(
   if (step.action !== 'no-op' || workAttempt.claim.claims === 1 || planned?.action !== 'update') return step
   const changed = Object.keys(planned.diff?.desired ?? {}).filter(name => name in step.desired)
   const repeated: ResourceStep = { ...step, action: 'update', changed }
-  return isOutside(services, repeated) ? repeated : step
+  return isAppliedOutside(services, repeated) ? repeated : step
 }
 
 /** Applies one step and passes the tracked row after it to `onApplied`. Returns the failure. */
@@ -236,7 +243,7 @@ async function applyStep(
   }
   const failed = (error: unknown): RecordedFailure => operationFailure(attempt, refusal(error), declared.logical_id)
   // A call outside the transaction runs before its event is written; a repeat finds its result by the key.
-  const outside = isOutside(attempt.services, step) ? await work().catch(failed) : null
+  const outside = isAppliedOutside(attempt.services, step) ? await work().catch(failed) : null
   await injectFault(attempt.services, 'formation_called')
   const failure = await attempt.write(async (tx, addEvent) => {
     const applied = outside ?? (await (isOneCall(step) ? work(tx) : tx.nested(work)).catch(failed))
@@ -351,7 +358,7 @@ async function deleteWithEvent(
   id: string,
   writeEvent: (addEvent: AddEvent, failure: RecordedFailure | null) => void,
 ): Promise<RecordedFailure | null> {
-  const isSeparate = isDeletedOutside(attempt, row)
+  const isSeparate = isDeletedOutside(attempt.services, row)
   const outside = isSeparate ? await removeTracked(attempt, row, id) : null
   const failure = await attempt.write(async (tx, addEvent) => {
     const failure = isSeparate ? outside : await removeTracked(attempt, row, id, tx)
@@ -360,12 +367,6 @@ async function deleteWithEvent(
   })
   await injectFault(attempt.services, 'formation_step')
   return failure
-}
-
-/** Whether a handler or an operation with a separate transaction deletes a tracked resource. */
-export function isDeletedOutside({ services }: OperationAttempt, { resource_type }: TrackedRow): boolean {
-  const type = findType(services, resource_type)
-  return !!type && (type.registered !== null || !joinsTransaction(services, type.operations.delete))
 }
 
 /** Deletes a tracked resource. Returns the failure; the writes of a failed delete are rolled back. */
@@ -377,7 +378,9 @@ export async function removeTracked(
 ): Promise<RecordedFailure | null> {
   try {
     const type = requireType(attempt.services, row)
-    const live = type.registered ? null : await findLive(tx ?? attempt.services.pool, type, id, attempt.projectId)
+    const live = type.registered
+      ? null
+      : await findLive(tx ?? servicesOfKind(attempt.services, type.kind).pool, type, id, attempt.projectId)
     const about = { id, row: live?.row ?? null, applied: row.applied, tracked: row }
     await deleteResource(attempt, type, about, { tx, key: `${row.id}.delete.${id}` })
     return null

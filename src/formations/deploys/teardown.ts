@@ -1,11 +1,12 @@
 import { AppError, type RecordedFailure } from '#core/base/errors.ts'
 import type { AttemptFields } from '#core/work/attempt.ts'
 import { closeDrift } from '../drift/drift-trigger.ts'
+import { isDeletedOutside } from '../plans/apply.ts'
 import { storeImports } from '../plans/imports.ts'
 import { rehearse } from '../plans/rehearsal.ts'
 import { formationKind } from '../records/model.ts'
 import { listTrackedResources, type TrackedRow, updateOperation } from '../records/store.ts'
-import { cleanUp, deleteTracked, forgetResource, isDeletedOutside, removeTracked } from './deploy.ts'
+import { cleanUp, deleteTracked, forgetResource, removeTracked } from './deploy.ts'
 import { eventOf, type OperationAttempt } from './operation-attempt.ts'
 
 type Failure = { logical_id: string; resource_type: string; error: RecordedFailure }
@@ -79,7 +80,7 @@ async function rehearseDeletes(attempt: OperationAttempt, tracked: readonly Trac
       for (const row of tracked) {
         const { physical_resource_id: id, retain } = row
         if (id === null || retain) continue
-        if (isDeletedOutside(attempt, row)) continue
+        if (isDeletedOutside(attempt.services, row)) continue
         const failure = await removeTracked(attempt, row, id, tx)
         if (failure) failures.push(failureOn(row, failure))
       }

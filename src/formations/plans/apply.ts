@@ -11,7 +11,13 @@ import type { Caller } from '#core/iam/caller.ts'
 import { invoke } from '#core/invoke/invoke.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { isAnyTracked, type TrackedRow } from '../records/store.ts'
-import { itemArguments, joinsTransaction, operationArguments, operationRequest } from '../types/built-in.ts'
+import {
+  itemArguments,
+  joinsTransaction,
+  operationArguments,
+  operationRequest,
+  servicesOfKind,
+} from '../types/built-in.ts'
 import { findType } from '../types/find.ts'
 import { callTypeHandler } from '../types/handler.ts'
 import type { BuiltInType, TemplateType } from '../types/model.ts'
@@ -89,7 +95,7 @@ async function invokeOnce(
       const { path, idempotencyKey: key } = request
       const caller = await request.identify()
       if (caller && key !== undefined)
-        await endIdempotencyLease((operation.kind?.global ? (services.home ?? services) : services).pool, {
+        await endIdempotencyLease(servicesOfKind(services, operation.kind).pool, {
           credential_id: caller.credential.id,
           path,
           key,
@@ -105,14 +111,20 @@ const pick = (properties: JsonObject, isIncluded: (name: string) => boolean): Js
 const recordOf = ({ body }: OperationResult): JsonObject | null =>
   typeof body === 'object' && body !== null ? (body as JsonObject) : null
 
-/** Whether a step calls a handler or an operation with a separate transaction. */
-export function isOutside(
+/** Whether a handler or an operation with a separate transaction applies a step. */
+export function isAppliedOutside(
   services: Services,
   { declared: { type }, action }: Pick<ResourceStep, 'declared' | 'action'>,
 ): boolean {
   if (type.registered) return true
   const { create: creation, update: change } = type.operations
-  return action === 'update' ? !joinsTransaction(services, change ?? creation) : !joinsTransaction(services, creation)
+  return !joinsTransaction(services, (action === 'update' && change) || creation)
+}
+
+/** Whether a handler or an operation with a separate transaction deletes a tracked resource. */
+export function isDeletedOutside(services: Services, { resource_type }: TrackedRow): boolean {
+  const type = findType(services, resource_type)
+  return !!type && (type.registered !== null || !joinsTransaction(services, type.operations.delete))
 }
 
 /** Creates the resource of a step. Without `tx`, a repeated call with the same `key` returns the resource of the first one. */

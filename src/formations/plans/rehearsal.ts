@@ -10,7 +10,7 @@ import { newTrackedRow } from '../records/store.ts'
 import { type ExpressionMeaning, expressionsIn, type TemplateScope } from '../template/expressions.ts'
 import { createRefusalProblems, operationArguments } from '../types/built-in.ts'
 import type { BuiltInType } from '../types/model.ts'
-import { createResource, isOutside, type ResourceWriter, updateResource } from './apply.ts'
+import { createResource, isAppliedOutside, type ResourceWriter, updateResource } from './apply.ts'
 import { mayCall, readParents, stepCalls } from './calls.ts'
 import { type CompiledTemplate, type DeclaredResource, withoutDeferred } from './compile.ts'
 import { importProblem, resolveImports } from './imports.ts'
@@ -176,7 +176,7 @@ async function tryCreate(
   step: ResourceStep,
   type: BuiltInType,
 ): Promise<string | null> {
-  if (!isOutside(writer.services, step)) return (await createResource(writer, step, { tx, key: '' })).id
+  if (!isAppliedOutside(writer.services, step)) return (await createResource(writer, step, { tx, key: '' })).id
   await tx.nested(nested =>
     requireReferences(nested, type.kind, writer.projectId, operationArguments(type, step.desired)),
   )
@@ -185,6 +185,6 @@ async function tryCreate(
 
 /** Updates a resource. */
 async function tryUpdate(tx: Tx, writer: ResourceWriter, { tracked, ...step }: ResourceStep): Promise<string | null> {
-  if (tracked === null || step.action !== 'update' || isOutside(writer.services, step)) return null
+  if (tracked === null || step.action !== 'update' || isAppliedOutside(writer.services, step)) return null
   return (await updateResource(writer, { ...step, tracked }, { tx, key: '' })).id
 }

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { type FlatField, flatten, type JsonObject, type Request } from '#core/api/flatten.ts'
-import { kinds } from '#core/api/kind.ts'
+import { type Kind, kinds } from '#core/api/kind.ts'
 import { type Operation, operations } from '#core/api/operation.ts'
 import { fieldsOf, pathNames } from '#core/api/parameters.ts'
 import { type ResourceType, resourceTypes } from '#core/api/resource-type.ts'
@@ -256,8 +256,12 @@ export function itemArguments(type: BuiltInType, operation: Operation, id: strin
 }
 
 /**
- * Whether an operation can join a transaction of the cell of a formation. Other operations, such as all that write rows at home for
- * another cell, are repeated under an idempotency key after a lost worker.
+ * Whether an operation can join a transaction of the cell of a formation. Others, such as all that write rows at home for another cell,
+ * run before it; a POST is repeated under an idempotency key after a lost worker.
  */
 export const joinsTransaction = ({ home }: Pick<Services, 'home'>, { transaction, reads, kind }: Operation): boolean =>
   (transaction || reads) && !(home && kind?.global)
+
+/** Returns the services that have the rows of a kind: of home for a global one. */
+export const servicesOfKind = (services: Services, kind: Kind<any> | null): Services =>
+  kind?.global ? (services.home ?? services) : services

@@ -32,7 +32,8 @@ export const projectDeleteHooks = extensionPoint<(tx: Tx, projectId: string) => 
  * @throws RESOURCE_NOT_FOUND, PROJECT_HAS_DEPENDENTS with `meta { counts, sample_ids, forcible: true }`
  */
 export function deleteProject(services: Services, tx: Tx, id: string, force: boolean): Promise<void> {
-  tx.afterCommit(() => void withoutTenant(() => deleteGrantsAtHome(services, id)))
+  const { home } = services
+  if (home) tx.afterCommit(() => void withoutTenant(() => deleteGrantsAtHome(home, id)))
   if (!force) return deleteRows(tx, id, false)
   return withStatementLimit(Number.POSITIVE_INFINITY, async () => {
     await liftStatementTimeout(tx)
@@ -42,8 +43,7 @@ export function deleteProject(services: Services, tx: Tx, id: string, force: boo
 }
 
 /** Deletes the OAuth grants of a deleted project of another cell. What fails is left to the sweep of these grants. */
-async function deleteGrantsAtHome({ home, log }: Services, id: string): Promise<void> {
-  if (!home) return
+async function deleteGrantsAtHome(home: Services, id: string): Promise<void> {
   try {
     await inCellOf(home, () =>
       home.write(async tx => {
@@ -51,7 +51,7 @@ async function deleteGrantsAtHome({ home, log }: Services, id: string): Promise<
       }),
     )
   } catch (error) {
-    log.warn({ err: error, project_id: id }, 'the OAuth grants of a deleted project remain until the next sweep')
+    home.log.warn({ err: error, project_id: id }, 'the OAuth grants of a deleted project remain until the next sweep')
   }
 }
 
