@@ -10,7 +10,13 @@ describe('writes under cancels and lost connections', function () {
   const app = forSuite(startApp)
   let db: pg.Client
 
-  afterEach(() => db?.end())
+  before(async () => {
+    db = new pg.Client(app.databaseUrl)
+    await db.connect()
+  })
+  after(async () => {
+    await db.end()
+  })
 
   const CALLERS = 12
   const HITS = 60
@@ -18,8 +24,6 @@ describe('writes under cancels and lost connections', function () {
   for (const how of ['pg_cancel_backend', 'pg_terminate_backend'])
     it(`are whole or not there, and are there where they were answered: ${how}`, async () => {
       const project = await app.project()
-      db = new pg.Client(app.databaseUrlOf(project.id))
-      await db.connect()
       const answered: string[] = []
       let refused = 0
       let over = false

@@ -52,7 +52,7 @@ describe('processes whose connections to the database go silent', function () {
   const processes: TestProcess[] = []
   const times: string[] = []
   before(async () => {
-    app = await startRunApp({ together: true, workers: [], actions: ['*'] })
+    app = await startRunApp({ workers: [], actions: ['*'] })
     proxy = await startSilentProxy(app.databaseUrl)
     receiver = await startReceiver()
     // Near its limit the nodes of a project have messages: otherwise a worker executes all that it has made ready.

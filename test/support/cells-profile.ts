@@ -41,5 +41,6 @@ export const EXCLUDED: Readonly<Record<string, string>> = {
   'test/core/project-moves.test.ts': MAKES_CELLS,
   'test/core/queue.test.ts': ONE_DATABASE,
   'test/core/replicas.test.ts': ONE_DATABASE,
+  'test/core/transaction-crashes.test.ts': ONE_DATABASE,
   'test/execution/shares-across-cells.test.ts': MAKES_CELLS,
 }
