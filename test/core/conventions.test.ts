@@ -792,13 +792,13 @@ describe('conventions', () => {
   describe('a request that loses the race against a delete', () => {
     /** Deletes a row, sends a request, and commits the delete once the request waits for it. */
     async function during(table: string, id: string, send: () => Promise<Reply>): Promise<Reply> {
-      const { pool } = app.services
+      const { pool } = app.servicesOf(id)
       let sent: Promise<Reply> | undefined
       await pool.transaction(async transaction => {
         await transaction.query(sql.unsafe`delete from ${sql.identifier([table])} where id = ${id}`)
         sent = send()
         const waits = () =>
-          app.pool.exists(
+          pool.exists(
             sql.unsafe`select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`,
           )
         await eventually(() => onSeparateConnection(waits))
@@ -832,7 +832,7 @@ describe('conventions', () => {
 
     it('that deletes its project is answered as if it came later', async () => {
       const { id } = await app.project()
-      await app.services.pool.query(sql.unsafe`delete from project_keys where project_id = ${id}`)
+      await app.rows('delete from project_keys where project_id = $1', [id])
       const reply = await during('projects', id, () => app.admin.post('/actors', { project_id: id, name: 'a' }))
       assert.deepEqual(expectRefusal(reply, 404, 'RESOURCE_NOT_FOUND').meta, { id })
     })
