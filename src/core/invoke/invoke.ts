@@ -127,7 +127,8 @@ async function runSteps(inv: Invocation): Promise<OperationResult> {
       const stored = await responseForDeleted(inv, error)
       if (stored) return replayResponse(inv, stored)
       // A refused caller does not learn from the answer of another cell that the item exists.
-      if (inv.caller?.project_id === null && isFoundById(operation))
+      const hides = error instanceof AppError && (error.status === 403 || error.status === 404)
+      if (hides && inv.caller?.project_id === null && isFoundById(operation))
         await inv.services.cells?.requireReachable(itemId(inv))
       throw error
     }

@@ -155,7 +155,7 @@ export class Cells {
    */
   async requireReachable(id: string): Promise<void> {
     const number = cellOfId(id)
-    if (this.#projects.departedFrom(number).length > 0) await this.#items.requireReachable(id, number)
+    if (isId(id) && this.#projects.departedFrom(number).length > 0) await this.#items.requireReachable(id, number)
   }
 
   /** Returns the cells that may have the keys that the cell of a number made, this one first. */

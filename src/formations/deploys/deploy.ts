@@ -2,6 +2,7 @@ import type { JsonObject } from '#core/api/flatten.ts'
 import { AppError, type RecordedFailure, raise, raiseInvalid } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
 import { isTransient } from '#core/db/database-errors.ts'
+import { unavailableCellName } from '#core/services/cell.ts'
 import type { AttemptFields } from '#core/work/attempt.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import {
@@ -30,7 +31,6 @@ import {
   updateTracked,
 } from '../records/store.ts'
 import type { TemplateScope } from '../template/expressions.ts'
-import { servicesOfKind } from '../types/built-in.ts'
 import type { Live } from '../types/model.ts'
 import { type AddEvent, eventOf, type OperationAttempt, operationFailure } from './operation-attempt.ts'
 import { HIDDEN, resolveMetadata, resolveOutputs } from './outputs.ts'
@@ -187,7 +187,7 @@ async function applyDeferred(
   const tracked = state.of.get(declared.logical_id) as TrackedRow
   const { type } = declared
   const id = tracked.physical_resource_id
-  const live = id && !type.registered ? await findLive(services.pool, type, id, projectId) : null
+  const live = id && !type.registered ? await findLive(services, services.pool, type, { id, projectId }) : null
   const step = await stepFor(services, declared, tracked, live, state.scope)
   if (step.action === 'update') return applyTracked(attempt, { ...step, tracked }, state)
   if (step.action === 'no-op' && !attempt.hasEvent(tracked, ...DONE)) attempt.addPending(eventOf(tracked, 'no-op', id))
@@ -261,7 +261,7 @@ async function applyStep(
 
 /** Returns the error of a refused call, whose writes are rolled back. Rethrows transient and unexpected errors. */
 function refusal(error: unknown): AppError {
-  if (!(error instanceof AppError) || isTransient(error)) throw error
+  if (!(error instanceof AppError) || isTransient(error) || unavailableCellName(error) !== null) throw error
   return error
 }
 
@@ -380,7 +380,7 @@ export async function removeTracked(
     const type = requireType(attempt.services, row)
     const live = type.registered
       ? null
-      : await findLive(tx ?? servicesOfKind(attempt.services, type.kind).pool, type, id, attempt.projectId)
+      : await findLive(attempt.services, tx ?? attempt.services.pool, type, { id, projectId: attempt.projectId })
     const about = { id, row: live?.row ?? null, applied: row.applied, tracked: row }
     await deleteResource(attempt, type, about, { tx, key: `${row.id}.delete.${id}` })
     return null

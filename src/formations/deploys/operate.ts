@@ -3,6 +3,7 @@ import { injectFault } from '#core/base/fault-injection.ts'
 import type { Services } from '#core/base/services.ts'
 import { sql } from '#core/db/sql.ts'
 import type { Caller } from '#core/iam/caller.ts'
+import { unavailableCellName } from '#core/services/cell.ts'
 import type { AttemptFields, WorkAttempt } from '#core/work/attempt.ts'
 import { ClaimLostError } from '#core/work/handler.ts'
 import { exponential } from '#core/work/retry.ts'
@@ -51,7 +52,9 @@ async function loadCallers(
   { claim, entity: formation }: OperationWorkAttempt,
 ): Promise<{ caller: Caller; unbound: Caller }> {
   const { principal, credential } = claim
-  const found = await callerForPrincipal(services, principal, formation.project_id)
+  // Copies of users and their policies may be late, and calls of an unbound caller may write at home.
+  const isAtHome = principal.type === 'user' && !credential.bound
+  const found = await callerForPrincipal((isAtHome && services.home) || services, principal, formation.project_id)
   if (!found)
     return raise('FORBIDDEN', {
       message: 'Requester of the operation no longer exists or has no permissions',
@@ -97,7 +100,7 @@ export const operationWork = work({
   leaseSeconds: 30,
   concurrency: 4,
   retry: { attempts: 3, losses: 2, delayMs: exponential(1000) },
-  isFinal: error => error instanceof AppError,
+  isFinal: error => error instanceof AppError && unavailableCellName(error) === null,
   sweep: { seconds: 15, dueIf: sql.fragment`exists (select from formation_attempts)` },
   run: runOperation,
   async fail(tx, { entity, claim, error }) {

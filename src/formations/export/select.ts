@@ -56,13 +56,13 @@ export async function selectResources(
     allowFormation(formation)
     for (const { resource_type, physical_resource_id: id } of await listTrackedResources(pool, formation_id)) {
       const type = builtInType(services, resource_type)
-      const live = type && id ? await findLive(pool, type, id, projectId) : null
+      const live = type && id ? await findLive(services, pool, type, { id, projectId }) : null
       if (type && id && live) add({ id, type, live })
     }
   }
   for (const id of resources ?? []) {
     const type = builtInTypes(services).find(({ kind }) => isIdOf(kind, id))
-    const live = type ? await findLive(pool, type, id, projectId) : null
+    const live = type ? await findLive(services, pool, type, { id, projectId }) : null
     const isMissing = !type || !live || (await deniedReads(pool, caller, [{ id, type, live }], projectId)).length > 0
     if (isMissing) return raise('RESOURCE_NOT_FOUND', { meta: { id } })
     add({ id, type, live })

@@ -173,7 +173,7 @@ async function readLive(
   id: string,
   path: string,
 ): Promise<Live | null> {
-  if (!type.registered) return findLive(db, type, id, projectId)
+  if (!type.registered) return findLive(services, db, type, { id, projectId })
   if (!type.registered.capabilities.includes('read'))
     return refuse(path, 'INVALID_VALUE', `cannot be imported: the handler of ${type.name} does not support read`)
   return readFromHandler(

@@ -5,10 +5,12 @@ import { flatten, type JsonObject, type Request } from '#core/api/flatten.ts'
 import { endIdempotencyLease } from '#core/api/idempotency.ts'
 import type { KindRow } from '#core/api/kind.ts'
 import { type Operation, type OperationResult, operations } from '#core/api/operation.ts'
+import type { CellIdentity } from '#core/base/current-cell.ts'
 import { AppError, type ErrorCode, raise, raiseInvalid } from '#core/base/errors.ts'
 import type { Services } from '#core/base/services.ts'
 import type { Caller } from '#core/iam/caller.ts'
 import { invoke } from '#core/invoke/invoke.ts'
+import { cellUnavailable } from '#core/services/cell.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { isAnyTracked, type TrackedRow } from '../records/store.ts'
 import {
@@ -55,6 +57,7 @@ async function call(
   { tx, key }: { tx?: Tx; key?: string },
 ): Promise<OperationResult> {
   const joins = joinsTransaction(services, operation)
+  if (!joins) signal.throwIfAborted()
   const request = callAs(operation.gate === 'admin' ? unbound : caller, 'formation', {
     params,
     query,
@@ -76,6 +79,9 @@ async function call(
 }
 
 const IN_PROGRESS_PAUSE_MS = 500
+/** Copies of rows of home take milliseconds, unless replication is late. */
+const COPY_WAIT_MS = 10_000
+const COPY_PAUSE_MS = 50
 
 /**
  * Invokes an operation. The formation has one attempt at a time, so a call that claims the idempotency key belongs to a
@@ -157,9 +163,23 @@ export async function createResource(
   for (const [attribute, from] of Object.entries(type.declared.attributes))
     if ('once' in from && typeof record?.[from.once] === 'string')
       attempt.once.set(`${logical_id}.${attribute}`, record[from.once] as string)
+  await untilCopied(attempt, type, id)
   const rest = pick(desired, name => later.has(name))
   if (Object.keys(rest).length === 0) return { id, record }
   return updateProperties(attempt, type, id, rest, { ...desired, id }, record, { tx, key: `${key}.later` })
+}
+
+/**
+ * Waits until the cell has the copy of a row that was created at home, because later steps may refer to it.
+ * @throws CELL_UNAVAILABLE if it is late, after which the attempt is repeated
+ */
+async function untilCopied({ services, signal }: ResourceWriter, { kind }: BuiltInType, id: string): Promise<void> {
+  if (!services.home || !kind.global) return
+  const end = performance.now() + COPY_WAIT_MS
+  while (!(await kind.find(services.pool, id))) {
+    if (performance.now() > end) throw cellUnavailable(services.cell as CellIdentity)
+    await sleep(COPY_PAUSE_MS, undefined, { signal })
+  }
 }
 
 const createdRecord = ({ declared }: BuiltInType, answer: OperationResult): JsonObject | null => {

@@ -15,11 +15,20 @@ import type { BuiltInType, Live } from '../types/model.ts'
 export const presentedProperties = ({ declared }: BuiltInType, record: JsonObject): JsonObject =>
   declared.translate ? { ...record, ...declared.translate.shown(record) } : record
 
+/** Returns the database that has the resources of a type: for a kind at home not the copies of a cell, which may be late. */
+const databaseOf = ({ home }: Services, db: Queryable, { kind }: BuiltInType): Queryable =>
+  home && kind.global ? home.pool : db
+
 /** Returns the resource of a type by ID; null if the project has none. */
-export async function findLive(db: Queryable, type: BuiltInType, id: string, projectId: string): Promise<Live | null> {
+export async function findLive(
+  services: Services,
+  db: Queryable,
+  type: BuiltInType,
+  { id, projectId }: { id: string; projectId: string },
+): Promise<Live | null> {
   const { kind, declared } = type
   if (!isIdOf(kind, id)) return null
-  const row: KindRow | null = await (declared.find ?? kind.find)(db, id)
+  const row: KindRow | null = await (declared.find ?? kind.find)(databaseOf(services, db, type), id)
   return row && isInProject(type, row, projectId) ? toLive(type, row) : null
 }
 
@@ -53,10 +62,11 @@ export async function listLiveResources(
     const ids = rows.flatMap(({ physical_resource_id: id }) => (id && isIdOf(kind, id) ? [id] : []))
     if (ids.length === 0) continue
     const current: (KindRow | null)[] = []
-    if (declared.find) for (const id of ids) current.push(await declared.find(db, id))
+    const source = databaseOf(services, db, type)
+    if (declared.find) for (const id of ids) current.push(await declared.find(source, id))
     else
       current.push(
-        ...(await db.any(kind.sql`
+        ...(await source.any(kind.sql`
           select ${kind.columns} from ${sql.identifier([kind.table])} t where t.id = any(${sql.array(ids, 'text')})`)),
       )
     for (const row of current) if (row && isInProject(type, row, projectId)) found.set(row.id, toLive(type, row))

@@ -107,6 +107,10 @@ async function rehearseOnce(
         signal.throwIfAborted()
         const { logical_id } = declared
         const at = `resources.${logical_id}`
+        const leave = (reason: string): void => {
+          found.warnings.push({ code: 'UNCHECKED', path: at, message: `not checked against the project: ${reason}` })
+        }
+        if (services.home && type.kind.global) return leave('it is made in the cell home')
         const made = ids.get(logical_id)
         const step = isDeferred
           ? await deferredStep(tx, writer, declared, type, { id: typeof made === 'object' ? made.text : null, scope })
@@ -116,9 +120,6 @@ async function rehearseOnce(
         if (!found.isInterrupted && performance.now() > checkAt) {
           found.isInterrupted = await isWaitedFor(tx)
           checkAt = performance.now() + LOCK_CHECK_MS
-        }
-        const leave = (reason: string): void => {
-          found.warnings.push({ code: 'UNCHECKED', path: at, message: `not checked against the project: ${reason}` })
         }
         if (found.isInterrupted) return leave('other requests need the same resources')
         const denied = await deniedAction(tx, writer, step)
@@ -150,7 +151,7 @@ async function deferredStep(
   type: BuiltInType,
   { id, scope }: { id: string | null; scope: TemplateScope },
 ): Promise<ResourceStep | null> {
-  const live = id === null ? null : await findLive(tx, type, id, projectId)
+  const live = id === null ? null : await findLive(services, tx, type, { id, projectId })
   if (!live) return null
   const { logical_id, retain, prevent_destroy } = declared
   const row = { ...newTrackedRow, id: '', logical_id, resource_type: type.name, position: 0, retain, prevent_destroy }
