@@ -42,35 +42,6 @@ describe('a deployment with cells', function () {
     }
   })
 
-  it('is served by separate workers, which take over what a lost worker held', async () => {
-    const { key } = await cells.project('second')
-    const session = await newSession(key, double.url)
-    const only = {
-      ...cells.env,
-      WORKER_CELLS: 'second',
-      WORKER_HEARTBEAT_INTERVAL_MS: '500',
-      WORKER_HEARTBEAT_STALE_MS: '2000',
-    }
-    await cells.worker?.kill('SIGTERM')
-    const slow = [{ delay_ms: 3000, text: 'Late' }]
-    await postedBy(key, `/sessions/${session.id}/messages`, { message: `@double ${JSON.stringify(slow)}` })
-    const first = await startProcess('worker', cells.home, only)
-    const { body } = await key.post(`/sessions/${session.id}/generate`)
-    await eventually(async () => (await key.get(`/generations/${body.generation_id}`)).body.status === 'in_progress')
-    await first.kill()
-    const next = await startProcess('worker', cells.home, only)
-    await completed(key, body.generation_id)
-    const { key: atHome } = await cells.project('home')
-    const waiting = await newSession(atHome, double.url)
-    await postedBy(atHome, `/sessions/${waiting.id}/messages`, { message: 'Hello' })
-    const queued = await atHome.post(`/sessions/${waiting.id}/generate`)
-    await turnOf(session)
-    assert.equal((await atHome.get(`/generations/${queued.body.generation_id}`)).body.status, 'pending')
-    const all = await startProcess('worker', cells.home, cells.env)
-    await completed(atHome, queued.body.generation_id)
-    await Promise.all([next.kill('SIGTERM'), all.kill('SIGTERM')])
-  })
-
   it('has the policies of its formations at home', async () => {
     const { id } = await cells.project('second')
     const policy = (action: string) => ({
@@ -116,6 +87,35 @@ describe('a deployment with cells', function () {
     assert.ok(deleted.status < 300, JSON.stringify(deleted.body))
     await eventually(async () => (await cells.admin.get(path)).status === 404)
     await eventually(async () => (await rows(cells.second)).length === 0)
+  })
+
+  it('is served by separate workers, which take over what a lost worker held', async () => {
+    const { key } = await cells.project('second')
+    const session = await newSession(key, double.url)
+    const only = {
+      ...cells.env,
+      WORKER_CELLS: 'second',
+      WORKER_HEARTBEAT_INTERVAL_MS: '500',
+      WORKER_HEARTBEAT_STALE_MS: '2000',
+    }
+    await cells.worker?.kill('SIGTERM')
+    const slow = [{ delay_ms: 3000, text: 'Late' }]
+    await postedBy(key, `/sessions/${session.id}/messages`, { message: `@double ${JSON.stringify(slow)}` })
+    const first = await startProcess('worker', cells.home, only)
+    const { body } = await key.post(`/sessions/${session.id}/generate`)
+    await eventually(async () => (await key.get(`/generations/${body.generation_id}`)).body.status === 'in_progress')
+    await first.kill()
+    const next = await startProcess('worker', cells.home, only)
+    await completed(key, body.generation_id)
+    const { key: atHome } = await cells.project('home')
+    const waiting = await newSession(atHome, double.url)
+    await postedBy(atHome, `/sessions/${waiting.id}/messages`, { message: 'Hello' })
+    const queued = await atHome.post(`/sessions/${waiting.id}/generate`)
+    await turnOf(session)
+    assert.equal((await atHome.get(`/generations/${queued.body.generation_id}`)).body.status, 'pending')
+    const all = await startProcess('worker', cells.home, cells.env)
+    await completed(atHome, queued.body.generation_id)
+    await Promise.all([next.kill('SIGTERM'), all.kill('SIGTERM')])
   })
 
   it('shows prices of all projects once, to credentials of its projects too', async () => {
