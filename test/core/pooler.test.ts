@@ -1,6 +1,4 @@
 import assert from 'node:assert/strict'
-import type { ChildProcess } from 'node:child_process'
-import { once } from 'node:events'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
 import { z } from 'zod'
@@ -13,7 +11,7 @@ import { eventually } from '../support/app.ts'
 import { pooledUrl } from '../support/environment.ts'
 import { IGNORED, isSince, PGBOUNCER, type Pooler, SETTINGS, startPooler, TRANSACTION_MODE } from '../support/pooler.ts'
 import { cloneTemplate } from '../support/postgres.ts'
-import { startProcess } from '../support/processes.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
 
 /** Values with which a process refuses to start. */
 const WRONG: typeof SETTINGS = {
@@ -31,7 +29,7 @@ const numberRow = sql.type(z.strictObject({ n: z.int() }))
 describe('connections through PgBouncer', function () {
   this.timeout(60_000)
   let database: Awaited<ReturnType<typeof cloneTemplate>>
-  const started: ChildProcess[] = []
+  const started: TestProcess[] = []
   const poolers: Pooler[] = []
 
   before(async function () {
@@ -48,11 +46,7 @@ describe('connections through PgBouncer', function () {
   })
 
   afterEach(async () => {
-    for (const child of started.splice(0)) {
-      if (child.exitCode !== null || child.signalCode !== null) continue
-      child.kill('SIGKILL')
-      await once(child, 'exit')
-    }
+    for (const { kill } of started.splice(0)) await kill()
     for (const { stop } of poolers.splice(0)) await stop()
   })
 
@@ -204,7 +198,7 @@ describe('connections through PgBouncer', function () {
     const env = { ...urls, ADMIN_USERNAME: 'root', ADMIN_PASSWORD: 'a fine password' }
     const web = await startProcess('web', urls.DATABASE_URL, env)
     const worker = await startProcess('worker', urls.DATABASE_URL, env)
-    started.push(web.child, worker.child)
+    started.push(web, worker)
     for (const { url } of [web, worker]) {
       // Often enough that the statements of the checks are prepared.
       for (let n = 0; n < 15; n++) {

@@ -13,13 +13,7 @@ import { invoke } from '#core/invoke/invoke.ts'
 import { cellUnavailable } from '#core/services/cell.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { isAnyTracked, type TrackedRow } from '../records/store.ts'
-import {
-  itemArguments,
-  joinsTransaction,
-  operationArguments,
-  operationRequest,
-  servicesOfKind,
-} from '../types/built-in.ts'
+import { homeOfKind, itemArguments, joinsTransaction, operationArguments, operationRequest } from '../types/built-in.ts'
 import { findType } from '../types/find.ts'
 import { callTypeHandler } from '../types/handler.ts'
 import type { BuiltInType, TemplateType } from '../types/model.ts'
@@ -101,7 +95,7 @@ async function invokeOnce(
       const { path, idempotencyKey: key } = request
       const caller = await request.identify()
       if (caller && key !== undefined)
-        await endIdempotencyLease(servicesOfKind(services, operation.kind).pool, {
+        await endIdempotencyLease((homeOfKind(services, operation.kind) ?? services).pool, {
           credential_id: caller.credential.id,
           path,
           key,
@@ -174,7 +168,7 @@ export async function createResource(
  * @throws CELL_UNAVAILABLE if it is late, after which the attempt is repeated
  */
 async function untilCopied({ services, signal }: ResourceWriter, { kind }: BuiltInType, id: string): Promise<void> {
-  if (!services.home || !kind.global) return
+  if (!homeOfKind(services, kind)) return
   const end = performance.now() + COPY_WAIT_MS
   while (!(await kind.find(services.pool, id))) {
     if (performance.now() > end) throw cellUnavailable(services.cell as CellIdentity)

@@ -5,6 +5,7 @@ import { parseExactJson } from '#core/base/exact-json.ts'
 import type { Services } from '#core/base/services.ts'
 import { type Queryable, sql } from '#core/db/sql.ts'
 import type { TrackedRow } from '../records/store.ts'
+import { homeOfKind } from '../types/built-in.ts'
 import { findType } from '../types/find.ts'
 import { readFromHandler } from '../types/handler.ts'
 import type { BuiltInType, Live } from '../types/model.ts'
@@ -15,10 +16,6 @@ import type { BuiltInType, Live } from '../types/model.ts'
 export const presentedProperties = ({ declared }: BuiltInType, record: JsonObject): JsonObject =>
   declared.translate ? { ...record, ...declared.translate.shown(record) } : record
 
-/** Returns the database that has the resources of a type: for a kind at home not the copies of a cell, which may be late. */
-const databaseOf = ({ home }: Services, db: Queryable, { kind }: BuiltInType): Queryable =>
-  home && kind.global ? home.pool : db
-
 /** Returns the resource of a type by ID; null if the project has none. */
 export async function findLive(
   services: Services,
@@ -28,7 +25,7 @@ export async function findLive(
 ): Promise<Live | null> {
   const { kind, declared } = type
   if (!isIdOf(kind, id)) return null
-  const row: KindRow | null = await (declared.find ?? kind.find)(databaseOf(services, db, type), id)
+  const row: KindRow | null = await (declared.find ?? kind.find)(homeOfKind(services, kind)?.pool ?? db, id)
   return row && isInProject(type, row, projectId) ? toLive(type, row) : null
 }
 
@@ -62,7 +59,7 @@ export async function listLiveResources(
     const ids = rows.flatMap(({ physical_resource_id: id }) => (id && isIdOf(kind, id) ? [id] : []))
     if (ids.length === 0) continue
     const current: (KindRow | null)[] = []
-    const source = databaseOf(services, db, type)
+    const source = homeOfKind(services, kind)?.pool ?? db
     if (declared.find) for (const id of ids) current.push(await declared.find(source, id))
     else
       current.push(

@@ -8,7 +8,7 @@ import type { Caller } from '#core/iam/caller.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { newTrackedRow } from '../records/store.ts'
 import { type ExpressionMeaning, expressionsIn, type TemplateScope } from '../template/expressions.ts'
-import { createRefusalProblems, operationArguments } from '../types/built-in.ts'
+import { createRefusalProblems, homeOfKind, operationArguments } from '../types/built-in.ts'
 import type { BuiltInType } from '../types/model.ts'
 import { createResource, isAppliedOutside, type ResourceWriter, updateResource } from './apply.ts'
 import { mayCall, readParents, stepCalls } from './calls.ts'
@@ -110,7 +110,7 @@ async function rehearseOnce(
         const leave = (reason: string): void => {
           found.warnings.push({ code: 'UNCHECKED', path: at, message: `not checked against the project: ${reason}` })
         }
-        if (services.home && type.kind.global) return leave('it is made in the cell home')
+        if (homeOfKind(services, type.kind)) return leave('it is made in the cell home')
         const made = ids.get(logical_id)
         const step = isDeferred
           ? await deferredStep(tx, writer, declared, type, { id: typeof made === 'object' ? made.text : null, scope })

@@ -259,9 +259,9 @@ export function itemArguments(type: BuiltInType, operation: Operation, id: strin
  * Whether an operation can join a transaction of the cell of a formation. Others, such as all that write rows at home for another cell,
  * run before it; a POST is repeated under an idempotency key after a lost worker.
  */
-export const joinsTransaction = ({ home }: Pick<Services, 'home'>, { transaction, reads, kind }: Operation): boolean =>
-  (transaction || reads) && !(home && kind?.global)
+export const joinsTransaction = (services: Services, { transaction, reads, kind }: Operation): boolean =>
+  (transaction || reads) && homeOfKind(services, kind) === null
 
-/** Returns the services that have the rows of a kind: of home for a global one. */
-export const servicesOfKind = (services: Services, kind: Kind<any> | null): Services =>
-  kind?.global ? (services.home ?? services) : services
+/** Returns the services of home if it has the rows of a kind, of which the cell of `services` has copies that may be late; else null. */
+export const homeOfKind = ({ home }: Services, kind: Kind<any> | null): Services | null =>
+  home && kind?.global ? home : null
